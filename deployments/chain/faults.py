@@ -1,0 +1,32 @@
+"""Every wait, retry and bound of the system in one place, with its default and the reason for it.
+
+Nothing else in the project invents a timeout: it takes one of these fields.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class FaultPolicy:
+    """Defaults suit one machine or one rack. All times in seconds."""
+
+    # --- a round of the token chain -------------------------------------------------------------------------------
+    draft_deadline_s: float = 0.25  # longest a step waits for drafts; the cost of a hung draft before the circuit opens
+    circuit_failures: int = 3  # missed deadlines in a row after which a draft is no longer asked
+    circuit_pause_s: float = 0.5  # first pause of an open circuit; doubles with each failed probe
+    circuit_pause_max_s: float = 10.0  # so that a draft that comes back is used again within seconds
+    # --- sessions at the draft ------------------------------------------------------------------------------------
+    session_lease_s: float = 60.0  # a session nobody advanced for so long is evicted (its target died or lost interest)
+    prefill_budget_s: float = 0.5  # prompt tokens a draft reads between two answers, so one long prompt delays no other
+    # --- draft channel --------------------------------------------------------------------------------------------
+    channel_queue: int = 64  # messages waiting in one socket; a peer that is further behind loses messages, counted
+    heartbeat_s: float = 1.0  # ZeroMQ heartbeats; a peer silent for three of them is reconnected
+    discovery_period_s: float = 1.0  # how often a target asks Serve which draft replicas there are
+    discovery_timeout_s: float = 5.0  # for one such question
+    # --- start and stop -------------------------------------------------------------------------------------------
+    start_timeout_s: float = 600.0  # models load, engines compile
+    drain_timeout_s: float = 10.0  # a stopping replica finishes or drops what it holds
+    rpc_timeout_s: float = 10.0  # one control call into the engine
+    # --- requests -------------------------------------------------------------------------------------------------
+    trace_keep_s: float = 60.0  # rounds of a finished request are kept so long for whoever asked for them
+    trace_requests: int = 4096  # and for at most so many requests
