@@ -56,8 +56,6 @@ def log_exponential(seed: int, position: int, token_ids: npt.NDArray[np.integer]
     return np.log(-np.log1p(-u)).astype(np.float32)
 
 
-def race(
-    log_probs: npt.NDArray[np.floating], token_ids: npt.NDArray[np.integer], seed: int, position: int
-) -> int:
+def race(log_probs: npt.NDArray[np.floating], token_ids: npt.NDArray[np.integer], seed: int, position: int) -> int:
     """Index of the winner among candidates ``[K]`` with unnormalised log probabilities ``[K]``."""
     return int(np.argmax(log_probs - log_exponential(seed, position, token_ids)))

@@ -1,0 +1,51 @@
+"""The ``chain`` field of a request: what a client may ask of the chain."""
+
+import json
+import secrets
+import uuid
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt
+
+from deployments.chain.protocol import MAX_DRAFT_TOKENS
+
+SEED_MASK = (1 << 63) - 1
+
+
+class ChainField(BaseModel):
+    """``{"enabled": false}`` is plain decoding; ``{"trace": true}`` returns the rounds; ``tokens`` caps a round's draft."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    enabled: StrictBool | None = Field(None, description="None: the application's default")
+    trace: StrictBool = False
+    tokens: StrictInt | None = Field(None, ge=1, le=MAX_DRAFT_TOKENS)
+
+
+def engine_options(
+    field: ChainField | None,
+    *,
+    enabled: bool,
+    trace: bool,
+    seed: int | None,
+    min_p: float,
+    logit_bias: dict[str, float] | None,
+) -> str:
+    """The JSON string that reaches the worker as ``extra_args["chain"]``.
+
+    ``enabled`` and ``trace`` are the application's: the default of the one, permission for the other.
+    """
+    asked = field or ChainField()
+    options: dict[str, Any] = {
+        "id": uuid.uuid4().hex,
+        "enabled": enabled if asked.enabled is None else asked.enabled,
+        "trace": asked.trace and trace,
+        "seed": secrets.randbits(63) if seed is None else seed & SEED_MASK,
+    }
+    if asked.tokens is not None:
+        options["tokens"] = asked.tokens
+    if min_p:
+        options["min_p"] = min_p
+    if logit_bias:
+        options["logit_bias"] = logit_bias
+    return json.dumps(options)

@@ -1,0 +1,88 @@
+"""From the mapping under ``args`` to a checked :class:`AppConfig`."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from deployments.config.errors import ConfigError, explain, nearest
+from deployments.config.models import AppConfig
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def load_args(args: Mapping[str, Any], folder: Path | None = None, root: str = "args") -> AppConfig:
+    """Check ``args`` and resolve its model paths against ``folder`` (the YAML's), else the repository.
+
+    Raises:
+        ConfigError: naming every problem.
+    """
+    try:
+        config = AppConfig.model_validate(dict(args))
+    except ValidationError as error:
+        raise ConfigError(explain(error, AppConfig, root)) from None
+    config = _resolved(config, folder)
+    problems = engine_kwarg_problems(config.target.engine_kwargs, f"{root}.target.engine_kwargs")
+    problems += model_problems(config, root)
+    if problems:
+        raise ConfigError(problems)
+    return config
+
+
+def resolve(path: Path, folder: Path | None) -> Path:
+    """An absolute path; a relative one is looked up beside the YAML first, then in the repository."""
+    path = path.expanduser()
+    if path.is_absolute():
+        return path
+    if folder is not None and (folder / path).exists():
+        return (folder / path).resolve()
+    return (REPOSITORY / path).resolve()
+
+
+def _resolved(config: AppConfig, folder: Path | None) -> AppConfig:
+    target = config.target.model_copy(update={"model": resolve(config.target.model, folder)})
+    drafts = [draft.model_copy(update={"model": resolve(draft.model, folder)}) for draft in config.drafts]
+    return config.model_copy(update={"target": target, "drafts": drafts})
+
+
+def model_problems(config: AppConfig, root: str = "args") -> list[str]:
+    """Model folders that are not there, or not what they should be."""
+    problems = []
+    hint = "; run scripts/prepare_models, or point at another folder"
+    model = config.target.model
+    if not (model / "config.json").is_file():
+        problems.append(f"{root}.target.model: no checkpoint (config.json) in {model}{hint}")
+    else:
+        longest = json.loads((model / "config.json").read_text()).get("max_position_embeddings")
+        wanted = config.target.max_model_len
+        if longest and wanted and wanted > longest:
+            problems.append(f"{root}.target.max_model_len: {wanted} is more than the checkpoint's {longest}")
+    for index, draft in enumerate(config.drafts):
+        if not any(draft.model.glob("*.onnx")):
+            problems.append(f"{root}.drafts[{index}].model: no ONNX model (*.onnx) in {draft.model}{hint}")
+    return problems
+
+
+@cache
+def engine_argument_names() -> frozenset[str]:
+    """The names vLLM accepts, engine and frontend."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.entrypoints.launchers.cli_args import FrontendArgs
+
+    return frozenset(field.name for cls in (AsyncEngineArgs, FrontendArgs) for field in dataclasses.fields(cls))
+
+
+def engine_kwarg_problems(kwargs: Mapping[str, Any], path: str) -> list[str]:
+    """Names that vLLM does not know."""
+    if not kwargs:
+        return []  # importing vLLM takes seconds
+    known = engine_argument_names()
+    return [
+        f"{path}.{key}: not an argument of vLLM{hint if 'mean' in (hint := nearest(key, known)) else ''}"
+        for key in kwargs
+        if key not in known
+    ]

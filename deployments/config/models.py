@@ -1,0 +1,201 @@
+"""The configuration sections. Unknown keys are errors; every default says why it is what it is."""
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator, model_validator
+
+from deployments.chain.faults import FaultPolicy
+from deployments.chain.protocol import MAX_DRAFT_TOKENS
+from deployments.config.errors import nearest
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
+ModelId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$", max_length=128)]
+CoreIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+
+# Set by fields of our own or by the chain itself; a second way to set them would only hide which one won.
+OWNED_ENGINE_KWARGS = {
+    "model": "args.target.model",
+    "served_model_name": "args.target.name",
+    "dtype": "args.target.dtype",
+    "max_model_len": "args.target.max_model_len",
+    "max_num_seqs": "args.target.max_num_seqs",
+    "tensor_parallel_size": "args.target.tensor_parallel_size",
+    "enforce_eager": "args.target.eager",
+    "kv_cache_memory_bytes": "args.target.kv_cache_gib",
+    "speculative_config": "args.drafts and args.chain",
+    "worker_cls": "nothing: the chain brings its own worker",
+    "additional_config": "nothing: the chain passes its own",
+    "distributed_executor_backend": "nothing: it follows from the pool",
+}
+
+
+class Strict(BaseModel):
+    """Base of every section."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Pool(Strict):
+    """A kind of hardware: what one replica placed on it asks of Ray."""
+
+    cpus: float = Field(1.0, ge=0, description="CPUs of one replica")
+    gpus: float = Field(0.0, ge=0, description="GPUs of one replica; for a target, of each tensor-parallel rank")
+    resources: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        default_factory=dict, description="custom Ray resources, for example {NPU: 1}"
+    )
+    labels: dict[str, str] = Field(default_factory=dict, description="Ray node labels that must match")
+    runtime_env: dict[str, Any] = Field(default_factory=dict, description="Ray runtime_env of replicas on this pool")
+    beside_target: bool = Field(False, description="drafts of this pool may run on nodes that hold the target's GPUs")
+
+    @field_validator("resources")
+    @classmethod
+    def _no_builtin_resources(cls, value: dict[str, float]) -> dict[str, float]:
+        for name in value:
+            if name in ("CPU", "GPU", "memory"):
+                raise ValueError(f"{name} is not a custom resource: use cpus and gpus")
+        return value
+
+    def wants(self) -> dict[str, float]:
+        """What one replica asks for, in Ray's resource names, without entries of zero."""
+        wants = {"CPU": self.cpus, "GPU": self.gpus, **self.resources}
+        return {name: amount for name, amount in wants.items() if amount > 0}
+
+
+class Target(Strict):
+    """The model that answers."""
+
+    name: ModelId = Field(description="model id that clients send")
+    model: Path = Field(description="checkpoint folder")
+    pool: Name
+    replicas: int = Field(1, ge=1)
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    max_model_len: int | None = Field(None, ge=2, description="None: what the checkpoint says")
+    max_num_seqs: int = Field(16, ge=1, description="sequences in one engine step")
+    tensor_parallel_size: int = Field(1, ge=1)
+    eager: bool = Field(False, description="skip compilation: starts in seconds, a little slower afterwards")
+    cores: CoreIds | None = Field(None, description="CPU ids of the engine's threads (CPU pools)")
+    kv_cache_gib: float | None = Field(None, gt=0, description="None: vLLM decides")
+    engine_kwargs: dict[str, Any] = Field(default_factory=dict, description="further vLLM arguments, passed through")
+
+    @field_validator("engine_kwargs")
+    @classmethod
+    def _not_owned(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for key in value:
+            if key in OWNED_ENGINE_KWARGS:
+                raise ValueError(f"{key} is not set here; use {OWNED_ENGINE_KWARGS[key]}")
+        return value
+
+
+class DraftSpec(Strict):
+    """One draft deployment."""
+
+    name: Name
+    model: Path = Field(description="folder of the ONNX draft")
+    pool: Name
+    provider: str = Field("cpu", description="execution-provider profile")
+    replicas: int = Field(1, ge=0, description="0 keeps the draft configured but off")
+    context: int = Field(2048, ge=16, description="longest sequence it drafts for; longer ones decode plainly")
+    slots: int = Field(16, ge=1, description="sequences whose KV it holds")
+    tokens: int = Field(3, ge=1, le=MAX_DRAFT_TOKENS, description="draft tokens a round")
+    top_k: int = Field(0, ge=0, le=64, description="probabilities sent with each token; lossy policies need them")
+    threads: int = Field(1, ge=1)
+    cores: CoreIds | None = Field(None, description="CPU ids of its threads")
+
+
+class Chain(Strict):
+    """Defaults of the token chain; a request's ``chain`` field can override them downwards."""
+
+    enabled: bool = True
+    tokens: int | None = Field(
+        None, ge=1, le=MAX_DRAFT_TOKENS, description="most draft tokens a round; None: the largest of the drafts"
+    )
+    max_batch: int | None = Field(None, ge=1, description="no drafting above so many running sequences; None: no bound")
+    trace: bool = Field(True, description="answer requests for traces")
+
+
+class Limits(Strict):
+    """What is refused rather than queued without end."""
+
+    max_ongoing_requests: int = Field(64, ge=1, description="in one target replica; the engine queues what exceeds a step")
+    max_queued_requests: int = Field(256, ge=-1, description="waiting in one router; more are answered 503; -1: no bound")
+    router_max_ongoing_requests: int = Field(1024, ge=1, description="open requests in one router")
+    router_replicas: int = Field(1, ge=1)
+    retry_after_s: int = Field(5, ge=1, description="sent with 503 while no target replica is there")
+
+
+def _fault_section() -> type[Strict]:
+    """The fields of FaultPolicy as a section, so that the two can never differ."""
+    numbers = {int: Annotated[int, Field(gt=0)], float: Annotated[float, Field(gt=0)]}
+    section: dict[str, Any] = {
+        field.name: (numbers.get(field.type, field.type), field.default)  # type: ignore[call-overload]
+        for field in fields(FaultPolicy)
+    }
+    return create_model("Faults", __base__=Strict, __doc__="Overrides of FaultPolicy.", **section)
+
+
+Faults: Any = _fault_section()
+
+
+class AppConfig(Strict):
+    """The ``args`` of the application."""
+
+    target: Target
+    drafts: list[DraftSpec] = Field(default_factory=list)
+    pools: dict[str, Pool]
+    chain: Chain = Field(default_factory=Chain)
+    limits: Limits = Field(default_factory=Limits)
+    faults: Faults = Field(default_factory=Faults)
+
+    @property
+    def fault_policy(self) -> FaultPolicy:
+        return FaultPolicy(**self.faults.model_dump())
+
+    @property
+    def draft_tokens(self) -> int:
+        """Most draft tokens of one round: what the engine reserves room for."""
+        return self.chain.tokens or max((draft.tokens for draft in self.drafts), default=1)
+
+    @model_validator(mode="after")
+    def _agree(self) -> "AppConfig":
+        if not self.pools:
+            raise ValueError("args.pools: at least one pool is needed")
+        for where, pool in [("args.target", self.target.pool)] + [
+            (f"args.drafts[{index}]", draft.pool) for index, draft in enumerate(self.drafts)
+        ]:
+            if pool not in self.pools:
+                known = ", ".join(sorted(self.pools))
+                hint = nearest(pool, self.pools)
+                raise ValueError(f"{where}.pool: no pool {pool!r}{hint if 'mean' in hint else f'; pools: {known}'}")
+        names = [draft.name for draft in self.drafts]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"args.drafts: two drafts are named {name!r}; names must differ")
+        self._check_placement()
+        self._check_cores()
+        return self
+
+    def _check_placement(self) -> None:
+        target_pool = self.pools[self.target.pool]
+        if not target_pool.gpus and self.target.tensor_parallel_size > 1 and self.target.cores:
+            raise ValueError("args.target.cores: lists the cores of one rank; leave it out with tensor_parallel_size > 1")
+        if not target_pool.gpus:
+            return
+        for index, draft in enumerate(self.drafts):
+            pool = self.pools[draft.pool]
+            apart = draft.pool != self.target.pool and (pool.resources or pool.labels)
+            if not apart and not pool.beside_target:
+                raise ValueError(
+                    f"args.drafts[{index}].pool: drafts of pool {draft.pool!r} could land on the target's GPU nodes; give "
+                    "the pool a resource or a label that those nodes lack, or allow it with beside_target: true"
+                )
+
+    def _check_cores(self) -> None:
+        if self.target.cores is None or self.pools[self.target.pool].gpus:
+            return
+        for index, draft in enumerate(self.drafts):
+            shared = set(draft.cores or ()) & set(self.target.cores)
+            if shared and draft.pool == self.target.pool and draft.replicas:
+                cores = ", ".join(str(core) for core in sorted(shared))
+                raise ValueError(f"args.drafts[{index}].cores: core {cores} is already the target's; give each its own")

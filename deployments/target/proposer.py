@@ -1,0 +1,146 @@
+"""vLLM's view of the drafts: a ``custom_class`` proposer that asks :class:`DraftRounds` after every engine step."""
+
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from vllm.config import VllmConfig
+from vllm.distributed.parallel_state import get_tp_group
+
+from deployments.chain.faults import FaultPolicy
+from deployments.chain.protocol import MAX_DRAFT_TOKENS, Sampling
+from deployments.target.options import ChainOptions, options_of, seed_of
+from deployments.target.rounds import DraftRounds, Running
+from deployments.target.sampler import RequestSampling
+
+if TYPE_CHECKING:
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+
+class ChainProposer:
+    """Constructed by vLLM with its config; the worker then attaches the model runner that owns the batch."""
+
+    def __init__(self, vllm_config: VllmConfig) -> None:
+        assert vllm_config.speculative_config is not None
+        tokens = vllm_config.speculative_config.num_speculative_tokens
+        if not 1 <= tokens <= MAX_DRAFT_TOKENS:
+            raise ValueError(f"num_speculative_tokens must be 1..{MAX_DRAFT_TOKENS}, got {tokens}")
+        self.num_tokens: int = tokens
+        self.max_model_len: int = vllm_config.model_config.max_model_len
+        self.faults = FaultPolicy(**(vllm_config.additional_config or {}).get("chain_faults", {}))
+        self.max_batch: int = (vllm_config.additional_config or {}).get("chain_max_batch", 0)  # 0: no cap
+        self.vocab_size: int = vllm_config.model_config.get_vocab_size()
+        self.rounds = DraftRounds(uuid.uuid4().hex, self.vocab_size, self.faults)
+        self._options: dict[str, tuple[ChainOptions, int]] = {}
+        self._runner: GPUModelRunner | None = None
+
+    def attach(self, runner: "GPUModelRunner") -> None:
+        self._runner = runner
+
+    @property
+    def runner(self) -> "GPUModelRunner":
+        assert self._runner is not None, "the worker attaches the runner before the first step"
+        return self._runner
+
+    def load_model(self, model: Any) -> None:
+        """vLLM calls this on every drafter; drafts load their models in their own deployments."""
+
+    # --- what the sampler asks ------------------------------------------------------------------------------------
+
+    def request_sampling(self) -> list[RequestSampling]:
+        """Seeds, positions and extra parameters of the batch, in its order."""
+        batch = self.runner.input_batch
+        result = []
+        for index, request in enumerate(batch.req_ids):
+            options, seed = self.options(request)
+            result.append(
+                RequestSampling(
+                    seed=seed,
+                    position=int(batch.num_tokens_no_spec[index]),
+                    min_p=options.min_p,
+                    bias=options.bias() or None,
+                )
+            )
+        return result
+
+    def options(self, request: str) -> tuple[ChainOptions, int]:
+        known = self._options.get(request)
+        if known is None:
+            params = self.runner.requests[request].sampling_params
+            options = options_of(params)
+            known = self._options[request] = (options, seed_of(request, params, options))
+        return known
+
+    # --- what vLLM asks -------------------------------------------------------------------------------------------
+
+    def propose(
+        self,
+        sampled_token_ids: list[list[int]],
+        num_tokens_no_spec: npt.NDArray[np.int32],  # [B] committed tokens of each request
+        token_ids_cpu: npt.NDArray[np.int32],  # [B, max_model_len]
+        slot_mappings: Any = None,
+    ) -> list[list[int]]:
+        """Return draft tokens for each request of the batch, ragged; an empty list is a plain step for that one."""
+        group = get_tp_group()
+        drafts: list[list[int]] | None = None
+        if group.rank_in_group == 0:
+            drafts = self._propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
+        if group.world_size > 1:  # every rank must verify the same tokens
+            drafts = group.broadcast_object(drafts, src=0)
+        assert drafts is not None
+        return drafts
+
+    def _propose(
+        self,
+        sampled_token_ids: list[list[int]],
+        num_tokens_no_spec: npt.NDArray[np.int32],
+        token_ids_cpu: npt.NDArray[np.int32],
+    ) -> list[list[int]]:
+        batch = self.runner.input_batch
+        drafting = self.max_batch == 0 or len(sampled_token_ids) <= self.max_batch
+        running = []
+        for index, new in enumerate(sampled_token_ids):
+            if not new:  # prompt not read to its end yet
+                continue
+            request = batch.req_ids[index]
+            options, seed = self.options(request)
+            state = self.runner.requests[request]
+            if not self.rounds.knows(request):
+                self.rounds.begin(request, options.id, state.num_prompt_tokens, options.trace)
+            row = token_ids_cpu[index]
+            length = int(num_tokens_no_spec[index])
+            params = state.sampling_params
+            running.append(
+                Running(
+                    request=request,
+                    new=new,
+                    length=length,
+                    tokens=lambda start, stop, row=row: row[start:stop].tolist(),
+                    want=self._want(state, options, length, new) if drafting else 0,
+                    sampling=Sampling(params.temperature if params is not None else 0.0, seed),
+                )
+            )
+        drafts = self.rounds.round(running)
+        return [drafts.get(request, []) if new else [] for request, new in zip(batch.req_ids, sampled_token_ids, strict=True)]
+
+    def _want(self, state: Any, options: ChainOptions, length: int, new: list[int]) -> int:
+        """Draft tokens of use after ``length``: none for a request that just ended, never past a limit."""
+        params = state.sampling_params
+        if not options.enabled or params is None:
+            return 0
+        want = self.num_tokens if options.tokens is None else min(self.num_tokens, options.tokens)
+        generated = length - state.num_prompt_tokens
+        if params.max_tokens is not None:
+            want = min(want, params.max_tokens - generated - 1)  # the step adds one token of the target's own
+        want = min(want, self.max_model_len - length - 1)
+        # min_tokens holds the stops back, so below it none can have ended the request
+        if generated >= (params.min_tokens or 0) and not params.all_stop_token_ids.isdisjoint(new):
+            return 0
+        return max(0, want)
+
+    def finish(self, requests: set[str]) -> None:
+        """vLLM freed these requests (finished or aborted)."""
+        for request in requests:
+            self._options.pop(request, None)
+        self.rounds.finish(requests)

@@ -1,0 +1,106 @@
+"""vLLM's worker with the chain installed: our proposer and samplers in place of vLLM's, and control calls from the server.
+
+The control calls arrive through ``collective_rpc`` between engine steps. Only rank 0 talks to drafts.
+"""
+
+from typing import Any
+
+import msgspec
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.worker.gpu_worker import Worker as VllmGpuWorker
+
+from deployments.channel.zeromq import Endpoint, KeyPair, ZmqChannel
+from deployments.target.acceptance import AcceptanceSampler
+from deployments.target.proposer import ChainProposer
+from deployments.target.sampler import KeyedSampler
+
+try:
+    from vllm.v1.worker.cpu_worker import CPUWorker as VllmCpuWorker
+except ImportError:  # a GPU build of vLLM without the CPU worker's libraries
+    VllmCpuWorker = None
+
+
+class ChainWorker:
+    """Mixed in before a vLLM worker class."""
+
+    def init_device(self) -> None:
+        super().init_device()  # type: ignore[misc]
+        runner = self.model_runner  # type: ignore[attr-defined]
+        proposer = getattr(runner, "drafter", None)
+        if not isinstance(proposer, ChainProposer):
+            raise ValueError(
+                "this worker needs speculative_config={'method': 'custom_class', "
+                f"'model': '{ChainProposer.__module__}.{ChainProposer.__qualname__}', 'num_speculative_tokens': T}}"
+            )
+        proposer.attach(runner)
+        runner.sampler = KeyedSampler(runner.sampler, proposer.request_sampling)
+        runner.rejection_sampler = AcceptanceSampler(runner.sampler)
+        # vLLM would stop drafting for the whole batch once one sequence nears the context's end; the proposer looks at each.
+        runner.effective_drafter_max_model_len = 1 << 30
+        self._proposer = proposer
+        self._keys = KeyPair.new()
+
+    def execute_model(self, scheduler_output: Any) -> ModelRunnerOutput | None:
+        ended = set(scheduler_output.finished_req_ids)
+        if ended:
+            self._proposer.finish(ended)
+        if scheduler_output.total_num_scheduled_tokens == 0:
+            self._proposer.rounds.flush()
+        return super().execute_model(scheduler_output)  # type: ignore[misc, no-any-return]
+
+    def shutdown(self) -> None:
+        proposer = getattr(self, "_proposer", None)
+        if proposer is not None:
+            proposer.rounds.close()
+        super().shutdown()  # type: ignore[misc]
+
+    # --- control calls --------------------------------------------------------------------------------------------
+
+    def client_key(self) -> str:
+        """CURVE public key (z85) that a draft must authorise before it hears from this target."""
+        return self._keys.public
+
+    def connect_drafts(self, endpoints: list[dict[str, Any]]) -> list[str]:
+        """Make ``endpoints`` the complete set of drafts; returns the names now connected.
+
+        A draft whose name, address and key did not change keeps its socket and its sessions.
+        """
+        rounds = self._proposer.rounds
+        if self.rank != 0:  # type: ignore[attr-defined]
+            return []
+        wanted = {e.name: e for e in (msgspec.convert(item, Endpoint) for item in endpoints)}
+        current = rounds.channels
+        channels: dict[str, Any] = {}
+        for name, endpoint in wanted.items():
+            known = current.get(name)
+            if isinstance(known, ZmqChannel) and known.endpoint == endpoint:
+                channels[name] = known
+            else:
+                channels[name] = ZmqChannel(endpoint, self._keys, self._proposer.faults)
+        rounds.set_channels(channels)
+        return sorted(channels)
+
+    def take_trace(self, chain_id: str) -> dict[str, Any] | None:
+        """Rounds and totals of one request by its ``chain.id``; None when unknown or already taken."""
+        return self._proposer.rounds.take_trace(chain_id)
+
+    def draft_stats(self) -> dict[str, float]:
+        """Counters of drafting, verifying and dropping since start or the last reset."""
+        return self._proposer.rounds.stats()
+
+    def reset_draft_stats(self) -> None:
+        self._proposer.rounds.reset_stats()
+
+    def set_channels(self, channels: dict[str, Any]) -> None:
+        """In-process only: install channel objects directly (tests, experiments)."""
+        self._proposer.rounds.set_channels(channels)
+
+
+class GpuTargetWorker(ChainWorker, VllmGpuWorker):
+    """For CUDA and ROCm."""
+
+
+if VllmCpuWorker is not None:
+
+    class CpuTargetWorker(ChainWorker, VllmCpuWorker):
+        """For machines without a GPU."""
