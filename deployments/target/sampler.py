@@ -17,10 +17,10 @@ from vllm.v1.outputs import SamplerOutput
 from vllm.v1.sample.logits_processor import LogitsProcessors
 from vllm.v1.sample.logits_processor.builtin import MinTokensLogitsProcessor
 from vllm.v1.sample.metadata import SamplingMetadata
-from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 from vllm.v1.sample.sampler import Sampler
 
 from deployments.target.keyed_noise import KeyedNoise
+from deployments.target.truncation import truncate
 
 T = TypeVar("T")
 
@@ -113,7 +113,7 @@ class KeyedSampler(Sampler):
             logits = self.apply_temperature(logits, sampling_metadata.temperature, sampling_metadata.all_random)
             for processor in sampling_metadata.logitsprocs.argmax_invariant:
                 logits = processor.apply(logits)
-            logits = apply_top_k_top_p(logits, sampling_metadata.top_k, sampling_metadata.top_p)
+            logits = truncate(logits, sampling_metadata.top_k, sampling_metadata.top_p)
         processed = self._processed(logits, sampling_metadata, mode)
         if sampling_metadata.all_greedy:
             assert greedy is not None

@@ -1,0 +1,89 @@
+"""What the target's engine is started with: vLLM arguments, environment, and the Ray placement of its replica."""
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from deployments.config.models import AppConfig
+
+GIB = 1 << 30
+CPU_WORKER = "deployments.target.worker.CpuTargetWorker"
+GPU_WORKER = "deployments.target.worker.GpuTargetWorker"
+PROPOSER = "deployments.target.proposer.ChainProposer"
+
+
+def on_cpu(config: AppConfig) -> bool:
+    """A pool without GPUs serves the target on CPUs."""
+    return not config.pools[config.target.pool].gpus
+
+
+def engine_kwargs(config: AppConfig) -> dict[str, Any]:
+    """vLLM arguments; what the user passes through comes first, what the chain needs comes last."""
+    target = config.target
+    kwargs: dict[str, Any] = dict(target.engine_kwargs)
+    # per-request acceptance figures in `metrics.speculative_decoding` of the response and of the usage chunk
+    kwargs.setdefault("per_request_spec_decode_metrics", "summary")
+    kwargs.setdefault("enable_per_request_metrics", True)
+    kwargs |= {
+        "dtype": target.dtype,
+        "max_num_seqs": target.max_num_seqs,
+        "tensor_parallel_size": target.tensor_parallel_size,
+        "enforce_eager": target.eager,
+        "worker_cls": CPU_WORKER if on_cpu(config) else GPU_WORKER,
+        "speculative_config": {
+            "method": "custom_class",
+            "model": PROPOSER,
+            "num_speculative_tokens": config.draft_tokens,
+        },
+        "additional_config": {
+            "chain_faults": asdict(config.fault_policy),
+            "chain_max_batch": config.chain.max_batch or 0,
+        },
+    }
+    if target.max_model_len is not None:
+        kwargs["max_model_len"] = target.max_model_len
+    if target.kv_cache_gib is not None:
+        kwargs["kv_cache_memory_bytes"] = int(target.kv_cache_gib * GIB)
+    return kwargs
+
+
+def environment(config: AppConfig) -> dict[str, str]:
+    """Environment variables of the replica and its engine processes."""
+    env: dict[str, str] = {}
+    if not on_cpu(config):
+        return env
+    if config.target.cores:
+        env["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(str(core) for core in config.target.cores)
+    # vLLM's CPU kernels wait in OpenMP barriers, which Intel's runtime does several times faster than GNU's.
+    openmp = Path(sys.prefix) / "lib" / "libiomp5.so"
+    if openmp.exists():
+        env["LD_PRELOAD"] = str(openmp)
+    return env
+
+
+def runtime_env(config: AppConfig) -> dict[str, Any]:
+    """The pool's runtime_env with the engine's environment; the pool's own variables win."""
+    env = dict(config.pools[config.target.pool].runtime_env)
+    env["env_vars"] = {**environment(config), **env.get("env_vars", {})}
+    return env
+
+
+def placement(config: AppConfig) -> dict[str, Any]:
+    """``placement_group_config`` of the LLM deployment, on top of which comes the replica's own CPU request.
+
+    On CPUs the engine's workers are child processes of the replica, so one bundle holds all of them.
+    """
+    pool = config.pools[config.target.pool]
+    if on_cpu(config):
+        return {"bundles": [{"CPU": 0, **pool.resources}]}
+    return {"bundle_per_worker": {"GPU": pool.gpus, **pool.resources}}
+
+
+def replica_bundles(config: AppConfig) -> list[dict[str, float]]:
+    """What one target replica asks of the cluster, bundle by bundle (for preflight checks)."""
+    pool = config.pools[config.target.pool]
+    if on_cpu(config):
+        return [pool.wants()]
+    rest = {name: amount for name, amount in pool.wants().items() if name != "CPU"}
+    return [pool.wants(), *(rest for _ in range(config.target.tensor_parallel_size - 1))]

@@ -1,0 +1,118 @@
+"""The target's Serve deployment: ``ray.serve.llm``'s server, which also finds the drafts and adds traces to responses."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Mapping
+from typing import Any
+
+import msgspec
+from ray.llm._internal.serve.core.configs.openai_api_models import ChatCompletionRequest, CompletionRequest
+from ray.llm._internal.serve.core.server.llm_server import LLMServer
+from ray.serve.handle import DeploymentHandle
+from ray.serve.llm import LLMConfig
+from vllm.entrypoints.generate.base.protocol import StreamOptions
+
+from deployments.api.trace import with_trace
+from deployments.chain.faults import FaultPolicy
+from deployments.target.discovery import Ask, DraftDiscovery
+from deployments.target.options import ChainOptions
+from deployments.target.replicas import Answers, ask_every_replica
+
+logger = logging.getLogger(__name__)
+
+
+class TargetServer(LLMServer):
+    """One target replica."""
+
+    async def __init__(
+        self, llm_config: LLMConfig, *, drafts: Mapping[str, DeploymentHandle], faults: dict[str, Any]
+    ) -> None:
+        """``drafts`` are handles by draft name; nothing here waits for their replicas."""
+        self._faults = FaultPolicy(**faults)
+        self._drafts = dict(drafts)
+        self._discovery: DraftDiscovery | None = None
+        self._looking: asyncio.Task[None] | None = None
+        self._decode: Callable[[list[int]], str] | None = None
+        await super().__init__(llm_config)
+
+    async def start(self) -> None:
+        """Start the engine, then look for drafts for as long as the replica lives."""
+        await super().start()
+        tokenizer = self.engine._engine_client.get_tokenizer()
+        self._decode = tokenizer.decode
+        asks = {name: self._ask(handle) for name, handle in self._drafts.items()}
+        self._discovery = DraftDiscovery(asks, self.engine.collective_rpc, self._faults)
+        self._looking = asyncio.create_task(self._discovery.run(), name="draft discovery")
+
+    def _ask(self, handle: DeploymentHandle) -> Ask:
+        async def ask(key: str) -> Answers:
+            return await ask_every_replica(handle, "endpoint", key, timeout_s=self._faults.discovery_timeout_s)
+
+        return ask
+
+    async def _run_request(
+        self,
+        request: Any,
+        *,
+        engine_method: str,
+        batch_output_stream: bool = False,
+        raw_request_info: Any = None,
+    ) -> AsyncGenerator[Any, None]:
+        """As the base class, with the trace added where a request asks for one."""
+        stream = bool(getattr(request, "stream", False))
+        options = chain_options(request)
+        keep_usage = True
+        if options is not None and options.trace and stream:
+            asked = request.stream_options
+            keep_usage = bool(asked and asked.include_usage)
+            request.stream_options = (asked or StreamOptions()).model_copy(update={"include_usage": True})
+        source = await super()._run_request(request, engine_method=engine_method, raw_request_info=raw_request_info)
+        if options is not None and options.trace:
+            chain_id = options.id
+
+            async def take() -> dict[str, Any] | None:
+                return await self.take_trace(chain_id)
+
+            source = with_trace(source, take, self._decode, keep_usage)
+        return self._batch_output_stream(source) if stream and batch_output_stream else source
+
+    async def take_trace(self, chain_id: str) -> dict[str, Any] | None:
+        """Rounds and totals of one request; None rather than an error, for a trace must not fail an answer."""
+        try:
+            results = await self.engine.collective_rpc(
+                "take_trace", timeout=self._faults.rpc_timeout_s, args=(chain_id,)
+            )
+        except Exception as error:
+            logger.warning("trace %s not available: %r", chain_id, error)
+            return None
+        trace: dict[str, Any] | None = results[0] if results else None
+        return trace
+
+    async def draft_stats(self) -> dict[str, Any]:
+        """Counters of the chain in this replica, and the draft replicas it is connected to."""
+        results = await self.engine.collective_rpc("draft_stats", timeout=self._faults.rpc_timeout_s)
+        connected = self._discovery.connected if self._discovery is not None else []
+        return {"connected": connected, "counters": results[0]}
+
+    async def __del__(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+        await super().__del__()
+
+    @classmethod
+    def get_deployment_options(cls, llm_config: LLMConfig) -> dict[str, Any]:
+        """As the base class, without the zero entries it adds to bundles: they would ask for hardware kinds by name."""
+        options: dict[str, Any] = LLMServer.get_deployment_options.__func__(cls, llm_config)
+        bundles = options.get("placement_group_bundles", [])
+        options["placement_group_bundles"] = [
+            {name: amount for name, amount in bundle.items() if amount > 0} for bundle in bundles
+        ]
+        return options
+
+
+def chain_options(request: Any) -> ChainOptions | None:
+    """The chain's options in a request body, as the router put them there."""
+    if not isinstance(request, ChatCompletionRequest | CompletionRequest):
+        return None
+    raw = (request.vllm_xargs or {}).get("chain")
+    return msgspec.json.decode(raw, type=ChainOptions) if isinstance(raw, str) else None
