@@ -1,6 +1,7 @@
 """Every error as an OpenAI error body, and none that a client caused as a 500."""
 
 import logging
+import re
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
@@ -29,7 +30,9 @@ class RequestError(Exception):
 
 def body(message: str, status: int, param: str | None = None, kind: str | None = None) -> dict[str, Any]:
     """An OpenAI error body in vLLM's shape."""
-    fallback = "ServiceUnavailableError" if status == 503 else "InternalServerError" if status >= 500 else "BadRequestError"
+    fallback = (
+        "ServiceUnavailableError" if status == 503 else "InternalServerError" if status >= 500 else "BadRequestError"
+    )
     kind = kind or KINDS.get(status, fallback)
     return {"error": {"message": message, "type": kind, "param": param, "code": status}}
 
@@ -87,7 +90,7 @@ def explain_request(errors: Any) -> tuple[str, str | None]:
     if not errors:
         return "The request is not valid.", None
     item = errors[0]
-    location = [part for part in item.get("loc", ()) if part != "body"]
+    location = [part for part in item.get("loc", ()) if part != "body" and not _is_union_tag(part)]
     if item["type"] == "json_invalid":
         return f"The body is not valid JSON: {item.get('ctx', {}).get('error', item['msg'])}.", None
     if not location:
@@ -97,13 +100,22 @@ def explain_request(errors: Any) -> tuple[str, str | None]:
     param = ".".join(str(part) for part in location)
     if item["type"] == "extra_forbidden":
         holder = next(
-            (found for model in (ChainChatRequest, ChainCompletionRequest) if (found := model_at(model, location[:-1]))),
+            (
+                found
+                for model in (ChainChatRequest, ChainCompletionRequest)
+                if (found := model_at(model, location[:-1]))
+            ),
             None,
         )
         return f"{param}: unknown key{nearest(str(location[-1]), holder.model_fields if holder else ())}", param
     if item["type"] == "missing":
         return f"{param}: required, but missing", param
     return f"{param}: {_reason(item)}", param
+
+
+def _is_union_tag(part: str | int) -> bool:
+    """Pydantic puts the tried member of a union into the path: a type's name, not a key of the request."""
+    return isinstance(part, str) and (part in ("str", "int", "float", "bool") or bool(re.search(r"[A-Z\[]", part)))
 
 
 def _reason(item: Any) -> str:

@@ -37,13 +37,23 @@ IGNORED: dict[str, str] = {
 }
 
 
-def prepare(request: ChainRequest, *, enabled: bool, trace: bool, default_min_p: float, vocab_size: int) -> None:
+def prepare(
+    request: ChainRequest,
+    *,
+    enabled: bool,
+    trace: bool,
+    default_min_p: float,
+    vocab_size: int,
+    priorities: bool = False,
+) -> None:
     """Check the request and move what the chain handles into ``vllm_xargs["chain"]``, in place.
 
     Raises:
         RequestError: 400 naming the parameter.
     """
     refuse_unsupported(request)
+    if request.priority and not priorities:
+        raise RequestError("priority is ignored unless the target runs scheduling_policy: priority.", "priority")
     min_p = check_min_p(default_min_p if request.min_p is None else request.min_p)
     bias = check_logit_bias(request.logit_bias, vocab_size)
     if request.seed == -1:
@@ -62,7 +72,9 @@ def refuse_unsupported(request: ChainRequest) -> None:
     if request.vllm_xargs and "chain" in request.vllm_xargs:
         raise RequestError("vllm_xargs.chain is internal; use the `chain` field.", "vllm_xargs.chain")
     if request.use_beam_search:
-        raise RequestError("use_beam_search is not offered: a beam has no single next token to draft.", "use_beam_search")
+        raise RequestError(
+            "use_beam_search is not offered: a beam has no single next token to draft.", "use_beam_search"
+        )
     if request.thinking_token_budget is not None and request.thinking_token_budget != -1:
         raise RequestError(
             "thinking_token_budget is not offered: it forces tokens from outside the sampler.", "thinking_token_budget"
@@ -72,12 +84,23 @@ def refuse_unsupported(request: ChainRequest) -> None:
     for name, instead in IGNORED.items():
         if _given(request.model_extra, name):
             raise RequestError(f"{name} is not supported; {instead}.", name)
+    for name in ("kv_transfer_params", "ec_transfer_params"):
+        if getattr(request, name, None):
+            raise RequestError(f"{name} is not offered.", name)
+    if request.chain is not None and request.chain.trace and _sequences(request) != 1:
+        raise RequestError("chain.trace follows one sequence: send one prompt with n = 1.", "chain.trace")
     if isinstance(request, ChainCompletionRequest) and request.prompt_embeds is not None:
         raise RequestError("prompt_embeds is not offered: a draft needs the prompt's tokens.", "prompt_embeds")
 
 
 def _given(extra: dict[str, Any] | None, name: str) -> bool:
     return bool(extra) and extra.get(name) not in (None, [], {}, "") if extra else False
+
+
+def _sequences(request: ChainRequest) -> int:
+    prompt = getattr(request, "prompt", None)
+    several = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
+    return (request.n or 1) * (len(prompt) if several and prompt is not None else 1)
 
 
 def check_min_p(value: float) -> float:

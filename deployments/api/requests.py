@@ -4,6 +4,7 @@ from typing import Any
 
 from pydantic import Field, ModelWrapValidatorHandler, ValidationError, model_validator
 from ray.llm._internal.serve.core.configs.openai_api_models import ChatCompletionRequest, CompletionRequest
+from vllm.exceptions import VLLMValidationError
 
 from deployments.api.chain_field import ChainField
 
@@ -11,11 +12,31 @@ from deployments.api.chain_field import ChainField
 def _validate(data: Any, handler: ModelWrapValidatorHandler[Any]) -> Any:
     """vLLM's validators look into raw input and trip over unexpected types; that is the client's error, not ours."""
     try:
+        _require_unicode(data)
         return handler(data)
     except ValidationError:
         raise
+    except VLLMValidationError as error:
+        raise ValueError(str(error)) from error
     except (TypeError, AttributeError, KeyError, IndexError, RecursionError, OverflowError) as error:
         raise ValueError(f"The request is malformed: {error}") from error
+
+
+def _require_unicode(data: Any) -> None:
+    """JSON can spell half a surrogate pair, which no tokenizer takes."""
+    if isinstance(data, str):
+        if not data.isascii():
+            try:
+                data.encode()
+            except UnicodeEncodeError as error:
+                raise ValueError(f"The request holds text that is not valid Unicode: {error.reason}.") from None
+    elif isinstance(data, dict):
+        for key, value in data.items():
+            _require_unicode(key)
+            _require_unicode(value)
+    elif isinstance(data, list):
+        for value in data:
+            _require_unicode(value)
 
 
 class ChainChatRequest(ChatCompletionRequest):
@@ -27,6 +48,19 @@ class ChainChatRequest(ChatCompletionRequest):
     @classmethod
     def _no_surprises(cls, data: Any, handler: ModelWrapValidatorHandler[Any]) -> Any:
         return _validate(data, handler)
+
+    @model_validator(mode="after")
+    def _validate_parts(self) -> "ChainChatRequest":
+        """Pydantic leaves content parts in a lazy iterator that validates when read: read it now, as a 400 still can be."""
+        for index, message in enumerate(self.messages):
+            content = message.get("content") if isinstance(message, dict) else None
+            if content is None or isinstance(content, str | list):
+                continue
+            try:
+                message["content"] = list(content)  # type: ignore[index, unused-ignore]
+            except ValidationError as error:
+                raise ValueError(f"messages.{index}.content: {error.errors()[0]['msg']}") from None
+        return self
 
 
 class ChainCompletionRequest(CompletionRequest):

@@ -118,8 +118,12 @@ class Chain(Strict):
 class Limits(Strict):
     """What is refused rather than queued without end."""
 
-    max_ongoing_requests: int = Field(64, ge=1, description="in one target replica; the engine queues what exceeds a step")
-    max_queued_requests: int = Field(256, ge=-1, description="waiting in one router; more are answered 503; -1: no bound")
+    max_ongoing_requests: int = Field(
+        64, ge=1, description="in one target replica; the engine queues what exceeds a step"
+    )
+    max_queued_requests: int = Field(
+        256, ge=-1, description="waiting in one router; more are answered 503; -1: no bound"
+    )
     router_max_ongoing_requests: int = Field(1024, ge=1, description="open requests in one router")
     router_replicas: int = Field(1, ge=1)
     retry_after_s: int = Field(5, ge=1, description="sent with 503 while no target replica is there")
@@ -179,7 +183,9 @@ class AppConfig(Strict):
     def _check_placement(self) -> None:
         target_pool = self.pools[self.target.pool]
         if not target_pool.gpus and self.target.tensor_parallel_size > 1 and self.target.cores:
-            raise ValueError("args.target.cores: lists the cores of one rank; leave it out with tensor_parallel_size > 1")
+            raise ValueError(
+                "args.target.cores: lists the cores of one rank; leave it out with tensor_parallel_size > 1"
+            )
         if not target_pool.gpus:
             return
         for index, draft in enumerate(self.drafts):

@@ -1,0 +1,123 @@
+"""Composition root: from the Serve config's ``args`` to the application. ``import_path: deployments.app:build``."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from ray import serve
+from ray.llm._internal.serve.core.configs.openai_api_models import to_model_metadata
+from ray.serve.deployment import Application
+from ray.serve.llm import LLMConfig, build_llm_deployment
+
+from deployments.config import AppConfig, DraftSpec, load_args
+from deployments.config.tokenizers import require_same_tokenizer
+from deployments.draft.deployment import DraftDeployment
+from deployments.names import ROUTER, draft_name
+from deployments.router.router import ingress_class
+from deployments.target.engine_args import engine_kwargs, on_cpu, placement, runtime_env
+from deployments.target.local_model import LocalModel
+from deployments.target.server import TargetServer
+
+
+def build(args: Mapping[str, Any]) -> Application:
+    """Build the application, or raise :class:`~deployments.config.ConfigError` naming everything that is wrong."""
+    config = load_args(args)
+    require_same_tokenizer(config)
+    drafts = {draft.name: build_draft(config, draft) for draft in config.drafts if draft.replicas}
+    return build_router(config, build_target(config, drafts))
+
+
+def actor_options(config: AppConfig, pool_name: str) -> dict[str, Any]:
+    """Ray actor options of a replica on a pool; only what the pool asks for is named."""
+    pool = config.pools[pool_name]
+    options: dict[str, Any] = {"num_cpus": pool.cpus}
+    if pool.gpus:
+        options["num_gpus"] = pool.gpus
+    if pool.resources:
+        options["resources"] = dict(pool.resources)
+    if pool.labels:
+        options["label_selector"] = dict(pool.labels)
+    if pool.runtime_env:
+        options["runtime_env"] = dict(pool.runtime_env)
+    return options
+
+
+def build_draft(config: AppConfig, draft: DraftSpec) -> Application:
+    """One draft deployment."""
+    faults = config.fault_policy
+    deployment = serve.deployment(
+        DraftDeployment,
+        name=draft_name(draft.name),
+        num_replicas=draft.replicas,
+        ray_actor_options=actor_options(config, draft.pool),
+        health_check_period_s=faults.discovery_timeout_s,
+        health_check_timeout_s=faults.rpc_timeout_s,
+        graceful_shutdown_timeout_s=faults.drain_timeout_s,
+        logging_config={"enable_access_log": False},  # discovery asks every replica once a second
+    )
+    return deployment.bind(draft.model_dump(mode="json"), asdict(faults))
+
+
+def llm_config(config: AppConfig) -> LLMConfig:
+    """The target in ``ray.serve.llm``'s terms."""
+    target, pool = config.target, config.pools[config.target.pool]
+    options = actor_options(config, target.pool)
+    # replicas run in a placement group: its bundles carry resources and labels, the actor itself only needs CPUs
+    deployment: dict[str, Any] = {
+        "num_replicas": target.replicas,
+        "max_ongoing_requests": config.limits.max_ongoing_requests,
+        "max_queued_requests": config.limits.max_queued_requests,
+        "ray_actor_options": {"num_cpus": options["num_cpus"]},
+        "graceful_shutdown_timeout_s": config.fault_policy.drain_timeout_s,
+    }
+    if pool.labels:
+        deployment["placement_group_bundle_label_selector"] = [dict(pool.labels)]
+    return LLMConfig(
+        model_loading_config={"model_id": target.name, "model_source": str(target.model)},
+        accelerator_config={"kind": "cpu" if on_cpu(config) else "gpu"},
+        placement_group_config=placement(config),
+        engine_kwargs=engine_kwargs(config),
+        runtime_env=runtime_env(config),
+        deployment_config=deployment,
+        callback_config={"callback_class": LocalModel},
+        experimental_configs={"stream_batching_interval_ms": 0},  # each token leaves as soon as it exists
+    )
+
+
+def build_target(config: AppConfig, drafts: dict[str, Application]) -> dict[str, Any]:
+    """The target deployment and its model card."""
+    llm = llm_config(config)
+    application = build_llm_deployment(
+        llm,
+        name_prefix="Target:",
+        deployment_cls=TargetServer,
+        bind_kwargs={"drafts": drafts, "faults": asdict(config.fault_policy)},
+    )
+    return {"application": application, "card": to_model_metadata(llm.model_id, llm)}
+
+
+def build_router(config: AppConfig, target: dict[str, Any]) -> Application:
+    """The ingress."""
+    checkpoint = json.loads((config.target.model / "config.json").read_text())
+    generation = config.target.model / "generation_config.json"
+    defaults = json.loads(generation.read_text()) if generation.is_file() else {}
+    settings = {
+        "chain_enabled": config.chain.enabled,
+        "trace_allowed": config.chain.trace,
+        "default_min_p": defaults.get("min_p") or 0.0,
+        "vocab_size": checkpoint.get("text_config", checkpoint)["vocab_size"],
+        "priorities": config.target.engine_kwargs.get("scheduling_policy") == "priority",
+        "retry_after_s": config.limits.retry_after_s,
+    }
+    deployment = serve.deployment(
+        ingress_class(config.limits.retry_after_s),
+        name=ROUTER,
+        num_replicas=config.limits.router_replicas,
+        max_ongoing_requests=config.limits.router_max_ongoing_requests,
+        ray_actor_options={"num_cpus": 0},  # it waits far more than it computes
+    )
+    name = config.target.name
+    return deployment.bind(
+        llm_deployments={name: target["application"]}, model_cards={name: target["card"]}, settings=settings
+    )

@@ -1,0 +1,75 @@
+"""A draft as a Serve deployment: the engine, its socket, and the call by which targets find it and are let in."""
+
+import logging
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import serve
+
+from deployments.chain.faults import FaultPolicy
+from deployments.config.models import DraftSpec
+
+logger = logging.getLogger(__name__)
+
+
+class DraftDeployment:
+    """One draft replica. Serve only carries control calls; rounds go over the socket."""
+
+    def __init__(self, spec: dict[str, Any], faults: dict[str, Any]) -> None:
+        """``spec`` is a :class:`DraftSpec` and ``faults`` a :class:`FaultPolicy`, both as plain values."""
+        self._spec = DraftSpec.model_validate(spec)
+        self._faults = FaultPolicy(**faults)
+        if self._spec.cores:
+            os.sched_setaffinity(0, self._spec.cores)  # before ONNX Runtime starts threads, which inherit it
+        from deployments.channel.zeromq import DraftServer
+        from deployments.draft.build import build_engine
+
+        self._engine = build_engine(
+            Path(self._spec.model),
+            provider=self._spec.provider,
+            context=self._spec.context,
+            slots=self._spec.slots,
+            top_k=self._spec.top_k,
+        )
+        # unique to this start: a restarted replica is a new draft to its targets
+        name = f"{self._spec.name}#{serve.get_replica_context().replica_id.unique_id}"
+        self._server = DraftServer(self._engine, ray.util.get_node_ip_address(), name, self._faults)
+        self._server.start()
+        self._seen: dict[str, float] = {}  # target key: when it last asked
+
+    def endpoint(self, client_key: str) -> dict[str, Any]:
+        """Let the target with this CURVE public key in, and tell it where to connect."""
+        self._revoke_absent()
+        self._seen[client_key] = time.monotonic()
+        self._server.authorize(client_key)
+        endpoint = self._server.endpoint(self._engine.vocab_size)
+        return {
+            "name": endpoint.name,
+            "address": endpoint.address,
+            "server_key": endpoint.server_key,
+            "vocab_size": endpoint.vocab_size,
+        }
+
+    def _revoke_absent(self) -> None:
+        """Targets ask every second; one that has not for a lease's time is gone."""
+        oldest = time.monotonic() - self._faults.session_lease_s
+        for key in [key for key, seen in self._seen.items() if seen < oldest]:
+            del self._seen[key]
+            self._server.revoke(key)
+
+    def stats(self) -> dict[str, Any]:
+        """Counters of the engine and the socket."""
+        return {**self._engine.stats(), **self._server.stats()}
+
+    def check_health(self) -> None:
+        """Serve replaces the replica when the drafting thread died."""
+        if not self._server.alive:
+            raise RuntimeError(f"the drafting thread of {self._spec.name} died")
+
+    def __del__(self) -> None:
+        server = getattr(self, "_server", None)
+        if server is not None:
+            server.stop()

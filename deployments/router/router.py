@@ -1,0 +1,106 @@
+"""The ingress: ``ray.serve.llm``'s OpenAI API with the chain's request field, honest errors and a health answer."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import FastAPI, Request
+from pydantic import BaseModel
+from ray.llm._internal.serve.core.configs.openai_api_models import ModelCard
+from ray.llm._internal.serve.core.ingress.ingress import DEFAULT_ENDPOINTS, OpenAiIngress, init, make_fastapi_ingress
+from ray.serve.handle import DeploymentHandle
+from starlette.responses import JSONResponse, Response
+
+from deployments.api import errors
+from deployments.api.parameters import ChainRequest, prepare
+from deployments.api.requests import ChainChatRequest, ChainCompletionRequest
+from deployments.router.availability import replica_count
+
+# A handle hears of its replicas a moment after the router starts; within this time "none" only means "not heard yet".
+GRACE_S = 3.0
+POLL_S = 0.05
+
+
+class RouterSettings(BaseModel):
+    """What the router needs to know of the application."""
+
+    chain_enabled: bool = True
+    trace_allowed: bool = True
+    default_min_p: float = 0.0
+    vocab_size: int
+    priorities: bool = False
+    retry_after_s: int = 5
+
+
+class Router(OpenAiIngress):
+    """One router replica."""
+
+    def __init__(
+        self,
+        llm_deployments: dict[str, DeploymentHandle],
+        model_cards: dict[str, ModelCard],
+        *,
+        settings: dict[str, Any],
+    ) -> None:
+        super().__init__(llm_deployments, model_cards)
+        self._settings = RouterSettings.model_validate(settings)
+        self._started = time.monotonic()
+        self._targets = llm_deployments
+        for handle in llm_deployments.values():
+            replica_count(handle)  # starts listening
+
+    async def health(self) -> Response:
+        """200 as long as the router lives; the body says whether a target can answer."""
+        replicas = {name: replica_count(handle) for name, handle in self._targets.items()}
+        ready = all(replicas.values())
+        return JSONResponse({"status": "ok" if ready else "starting", "ready": ready, "target_replicas": replicas})
+
+    async def chat(self, body: ChainChatRequest, request: Request) -> Response:
+        """OpenAI chat completion; ``chain`` says what to ask of the drafts."""
+        await self._prepare(body)
+        return await super().chat(body, request)
+
+    async def completions(self, body: ChainCompletionRequest, request: Request) -> Response:
+        """OpenAI completion; ``chain`` says what to ask of the drafts."""
+        await self._prepare(body)
+        return await super().completions(body, request)
+
+    async def _prepare(self, body: ChainRequest) -> None:
+        model = await self._get_model_id(body.model)
+        settings = self._settings
+        prepare(
+            body,
+            enabled=settings.chain_enabled,
+            trace=settings.trace_allowed,
+            default_min_p=settings.default_min_p,
+            vocab_size=settings.vocab_size,
+            priorities=settings.priorities,
+        )
+        await self._require_target(model)
+
+    async def _require_target(self, model: str) -> None:
+        """503 while no replica of the target is there: a handle would let the request wait without end."""
+        handle = self._targets[model]
+        while not replica_count(handle):
+            if time.monotonic() - self._started > GRACE_S:
+                raise errors.RequestError(
+                    f"No replica of {model} is ready yet; try again shortly.",
+                    status=503,
+                    retry_after_s=self._settings.retry_after_s,
+                )
+            await asyncio.sleep(POLL_S)
+
+
+Route = Callable[[FastAPI], Callable[..., Any]]
+SERVED = ("models", "model_data", "completions", "chat")
+
+
+def ingress_class(retry_after_s: int) -> type:
+    """The router as a Serve ingress class with its routes."""
+    app = init()
+    errors.install(app, retry_after_s)
+    routes: dict[str, Route] = {name: DEFAULT_ENDPOINTS[name] for name in SERVED}
+    routes["health"] = lambda app: app.get("/health")
+    cls: type = make_fastapi_ingress(Router, endpoint_map=routes, app=app)
+    return cls
