@@ -5,7 +5,7 @@ import ctypes
 import os
 import time
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -18,7 +18,7 @@ def adopt_orphans() -> None:
 
 def descendants() -> list[psutil.Process]:
     """Children, their children, and so on, right now."""
-    return psutil.Process().children(recursive=True)
+    return list(psutil.Process().children(recursive=True))
 
 
 def end_descendants(before: set[int], grace_s: float) -> list[str]:

@@ -17,9 +17,9 @@ class ChainField(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    enabled: StrictBool | None = Field(None, description="None: the application's default")
+    enabled: StrictBool | None = Field(default=None, description="None: the application's default")
     trace: StrictBool = False
-    tokens: StrictInt | None = Field(None, ge=1, le=MAX_DRAFT_TOKENS)
+    tokens: StrictInt | None = Field(default=None, ge=1, le=MAX_DRAFT_TOKENS)
 
 
 def engine_options(

@@ -42,7 +42,7 @@ def _require_unicode(data: Any) -> None:
 class ChainChatRequest(ChatCompletionRequest):
     """``/v1/chat/completions``."""
 
-    chain: ChainField | None = Field(None, description="what to ask of the chain of draft")
+    chain: ChainField | None = Field(default=None, description="what to ask of the chain of draft")
 
     @model_validator(mode="wrap")
     @classmethod
@@ -66,7 +66,7 @@ class ChainChatRequest(ChatCompletionRequest):
 class ChainCompletionRequest(CompletionRequest):
     """``/v1/completions``."""
 
-    chain: ChainField | None = Field(None, description="what to ask of the chain of draft")
+    chain: ChainField | None = Field(default=None, description="what to ask of the chain of draft")
 
     @model_validator(mode="wrap")
     @classmethod

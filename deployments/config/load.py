@@ -1,6 +1,7 @@
 """From the mapping under ``args`` to a checked :class:`AppConfig`."""
 
-import dataclasses
+import ast
+import importlib.util
 import json
 from collections.abc import Mapping
 from functools import cache
@@ -69,17 +70,29 @@ def model_problems(config: AppConfig, root: str = "args") -> list[str]:
 
 @cache
 def engine_argument_names() -> frozenset[str]:
-    """The names vLLM accepts, engine and frontend."""
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.entrypoints.launchers.cli_args import FrontendArgs
-
-    return frozenset(field.name for cls in (AsyncEngineArgs, FrontendArgs) for field in dataclasses.fields(cls))
+    """The names vLLM accepts, engine and frontend; read from its source, for importing it takes many seconds."""
+    spec = importlib.util.find_spec("vllm")
+    if spec is None or not spec.submodule_search_locations:
+        raise ConfigError(["vLLM is not installed; run scripts/setup"])
+    folder = Path(spec.submodule_search_locations[0])
+    names: set[str] = set()
+    for file in ("engine/arg_utils.py", "entrypoints/launchers/cli_args.py"):
+        for node in ast.parse((folder / file).read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                names.update(
+                    item.target.id
+                    for item in node.body
+                    if isinstance(item, ast.AnnAssign)
+                    and isinstance(item.target, ast.Name)
+                    and item.target.id[0] != "_"
+                )
+    return frozenset(names)
 
 
 def engine_kwarg_problems(kwargs: Mapping[str, Any], path: str) -> list[str]:
     """Names that vLLM does not know."""
     if not kwargs:
-        return []  # importing vLLM takes seconds
+        return []
     known = engine_argument_names()
     return [
         f"{path}.{key}: not an argument of vLLM{hint if 'mean' in (hint := nearest(key, known)) else ''}"

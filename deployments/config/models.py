@@ -40,14 +40,18 @@ class Strict(BaseModel):
 class Pool(Strict):
     """A kind of hardware: what one replica placed on it asks of Ray."""
 
-    cpus: float = Field(1.0, ge=0, description="CPUs of one replica")
-    gpus: float = Field(0.0, ge=0, description="GPUs of one replica; for a target, of each tensor-parallel rank")
+    cpus: float = Field(default=1.0, ge=0, description="CPUs of one replica")
+    gpus: float = Field(
+        default=0.0, ge=0, description="GPUs of one replica; for a target, of each tensor-parallel rank"
+    )
     resources: dict[str, Annotated[float, Field(gt=0)]] = Field(
         default_factory=dict, description="custom Ray resources, for example {NPU: 1}"
     )
     labels: dict[str, str] = Field(default_factory=dict, description="Ray node labels that must match")
     runtime_env: dict[str, Any] = Field(default_factory=dict, description="Ray runtime_env of replicas on this pool")
-    beside_target: bool = Field(False, description="drafts of this pool may run on nodes that hold the target's GPUs")
+    beside_target: bool = Field(
+        default=False, description="drafts of this pool may run on nodes that hold the target's GPUs"
+    )
 
     @field_validator("resources")
     @classmethod
@@ -69,14 +73,14 @@ class Target(Strict):
     name: ModelId = Field(description="model id that clients send")
     model: Path = Field(description="checkpoint folder")
     pool: Name
-    replicas: int = Field(1, ge=1)
+    replicas: int = Field(default=1, ge=1)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    max_model_len: int | None = Field(None, ge=2, description="None: what the checkpoint says")
-    max_num_seqs: int = Field(16, ge=1, description="sequences in one engine step")
-    tensor_parallel_size: int = Field(1, ge=1)
-    eager: bool = Field(False, description="skip compilation: starts in seconds, a little slower afterwards")
-    cores: CoreIds | None = Field(None, description="CPU ids of the engine's threads (CPU pools)")
-    kv_cache_gib: float | None = Field(None, gt=0, description="None: vLLM decides")
+    max_model_len: int | None = Field(default=None, ge=2, description="None: what the checkpoint says")
+    max_num_seqs: int = Field(default=16, ge=1, description="sequences in one engine step")
+    tensor_parallel_size: int = Field(default=1, ge=1)
+    eager: bool = Field(default=False, description="skip compilation: starts in seconds, a little slower afterwards")
+    cores: CoreIds | None = Field(default=None, description="CPU ids of the engine's threads (CPU pools)")
+    kv_cache_gib: float | None = Field(default=None, gt=0, description="None: vLLM decides")
     engine_kwargs: dict[str, Any] = Field(default_factory=dict, description="further vLLM arguments, passed through")
 
     @field_validator("engine_kwargs")
@@ -94,14 +98,16 @@ class DraftSpec(Strict):
     name: Name
     model: Path = Field(description="folder of the ONNX draft")
     pool: Name
-    provider: str = Field("cpu", description="execution-provider profile")
-    replicas: int = Field(1, ge=0, description="0 keeps the draft configured but off")
-    context: int = Field(2048, ge=16, description="longest sequence it drafts for; longer ones decode plainly")
-    slots: int = Field(16, ge=1, description="sequences whose KV it holds")
-    tokens: int = Field(3, ge=1, le=MAX_DRAFT_TOKENS, description="draft tokens a round")
-    top_k: int = Field(0, ge=0, le=64, description="probabilities sent with each token; lossy policies need them")
-    threads: int = Field(1, ge=1)
-    cores: CoreIds | None = Field(None, description="CPU ids of its threads")
+    provider: str = Field(default="cpu", description="execution-provider profile")
+    replicas: int = Field(default=1, ge=0, description="0 keeps the draft configured but off")
+    context: int = Field(default=2048, ge=16, description="longest sequence it drafts for; longer ones decode plainly")
+    slots: int = Field(default=16, ge=1, description="sequences whose KV it holds")
+    tokens: int = Field(default=3, ge=1, le=MAX_DRAFT_TOKENS, description="draft tokens a round")
+    top_k: int = Field(
+        default=0, ge=0, le=64, description="probabilities sent with each token; lossy policies need them"
+    )
+    threads: int = Field(default=1, ge=1)
+    cores: CoreIds | None = Field(default=None, description="CPU ids of its threads")
 
 
 class Chain(Strict):
@@ -109,32 +115,35 @@ class Chain(Strict):
 
     enabled: bool = True
     tokens: int | None = Field(
-        None, ge=1, le=MAX_DRAFT_TOKENS, description="most draft tokens a round; None: the largest of the drafts"
+        default=None,
+        ge=1,
+        le=MAX_DRAFT_TOKENS,
+        description="most draft tokens a round; None: the largest of the drafts",
     )
-    max_batch: int | None = Field(None, ge=1, description="no drafting above so many running sequences; None: no bound")
-    trace: bool = Field(True, description="answer requests for traces")
+    max_batch: int | None = Field(
+        default=None, ge=1, description="no drafting above so many running sequences; None: no bound"
+    )
+    trace: bool = Field(default=True, description="answer requests for traces")
 
 
 class Limits(Strict):
     """What is refused rather than queued without end."""
 
     max_ongoing_requests: int = Field(
-        64, ge=1, description="in one target replica; the engine queues what exceeds a step"
+        default=64, ge=1, description="in one target replica; the engine queues what exceeds a step"
     )
     max_queued_requests: int = Field(
-        256, ge=-1, description="waiting in one router; more are answered 503; -1: no bound"
+        default=256, ge=-1, description="waiting in one router; more are answered 503; -1: no bound"
     )
-    router_max_ongoing_requests: int = Field(1024, ge=1, description="open requests in one router")
-    router_replicas: int = Field(1, ge=1)
-    retry_after_s: int = Field(5, ge=1, description="sent with 503 while no target replica is there")
+    router_max_ongoing_requests: int = Field(default=1024, ge=1, description="open requests in one router")
+    router_replicas: int = Field(default=1, ge=1)
+    retry_after_s: int = Field(default=5, ge=1, description="sent with 503 while no target replica is there")
 
 
 def _fault_section() -> type[Strict]:
     """The fields of FaultPolicy as a section, so that the two can never differ."""
-    numbers = {int: Annotated[int, Field(gt=0)], float: Annotated[float, Field(gt=0)]}
     section: dict[str, Any] = {
-        field.name: (numbers.get(field.type, field.type), field.default)  # type: ignore[call-overload]
-        for field in fields(FaultPolicy)
+        field.name: (Annotated[field.type, Field(gt=0)], field.default) for field in fields(FaultPolicy)
     }
     return create_model("Faults", __base__=Strict, __doc__="Overrides of FaultPolicy.", **section)
 

@@ -136,15 +136,15 @@ def _unknown(value: Mapping[str, Any], level: str, where: str) -> list[str]:
 
 
 def _where_it_belongs(key: str, level: str, schemas: Mapping[str, type[BaseModel]]) -> str:
-    hint = nearest(key, schemas[level].model_fields)
-    if "mean" in hint:
-        return hint
     places = [
         f"the {name}" if name == "top level" else name for name, schema in schemas.items() if key in schema.model_fields
     ]
     places += [name for name, keys in own_keys().items() if key in keys]
     if places:
         return f"; it belongs in {' or '.join(places)}"
+    hint = nearest(key, schemas[level].model_fields) if level else ""
+    if "mean" in hint:
+        return hint
     names = {name for schema in schemas.values() for name in schema.model_fields}
     hint = nearest(key, names | {name for keys in own_keys().values() for name in keys})
     if "mean" in hint:

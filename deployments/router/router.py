@@ -59,12 +59,14 @@ class Router(OpenAiIngress):
     async def chat(self, body: ChainChatRequest, request: Request) -> Response:
         """OpenAI chat completion; ``chain`` says what to ask of the drafts."""
         await self._prepare(body)
-        return await super().chat(body, request)
+        response: Response = await super().chat(body, request)
+        return response
 
     async def completions(self, body: ChainCompletionRequest, request: Request) -> Response:
         """OpenAI completion; ``chain`` says what to ask of the drafts."""
         await self._prepare(body)
-        return await super().completions(body, request)
+        response: Response = await super().completions(body, request)
+        return response
 
     async def _prepare(self, body: ChainRequest) -> None:
         model = await self._get_model_id(body.model)

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 class TargetServer(LLMServer):
     """One target replica."""
 
-    async def __init__(
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, llm_config: LLMConfig, *, drafts: Mapping[str, DeploymentHandle], faults: dict[str, Any]
     ) -> None:
         """``drafts`` are handles by draft name; nothing here waits for their replicas."""
@@ -74,7 +74,10 @@ class TargetServer(LLMServer):
                 return await self.take_trace(chain_id)
 
             source = with_trace(source, take, self._decode, keep_usage)
-        return self._batch_output_stream(source) if stream and batch_output_stream else source
+        answer: AsyncGenerator[Any, None] = (
+            self._batch_output_stream(source) if stream and batch_output_stream else source
+        )
+        return answer
 
     async def take_trace(self, chain_id: str) -> dict[str, Any] | None:
         """Rounds and totals of one request; None rather than an error, for a trace must not fail an answer."""
