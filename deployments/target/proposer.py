@@ -122,7 +122,10 @@ class ChainProposer:
                 )
             )
         drafts = self.rounds.round(running)
-        return [drafts.get(request, []) if new else [] for request, new in zip(batch.req_ids, sampled_token_ids, strict=True)]
+        return [
+            drafts.get(request, []) if new else []
+            for request, new in zip(batch.req_ids, sampled_token_ids, strict=True)
+        ]
 
     def _want(self, state: Any, options: ChainOptions, length: int, new: list[int]) -> int:
         """Draft tokens of use after ``length``: none for a request that just ended, never past a limit."""

@@ -193,7 +193,7 @@ class DraftRounds:
         for name, batch in commits.items():
             peer = self._peers[name]
             step = Step(PROTOCOL_VERSION, self.target, self._number, self._wait_s, batch, peer.closed)
-            if peer.channel.post(step):
+            if self._post(peer, step):
                 peer.closed = []
                 asked[name] = (self._number, batch)
                 for commit in batch:
@@ -203,6 +203,21 @@ class DraftRounds:
                 for commit in batch:
                     self._miss(self._sessions[commit.session], "not_sent")
         return asked
+
+    def _post(self, peer: _Peer, step: Step) -> bool:
+        """A channel that raises is a channel that does not deliver: the target must not fail with it."""
+        try:
+            return peer.channel.post(step)
+        except Exception:
+            logger.exception("draft channel %s failed to send", peer.channel.name)
+            return False
+
+    def _collect(self, peer: _Peer, number: int, timeout_s: float) -> Drafts | None:
+        try:
+            return peer.channel.collect(number, timeout_s)
+        except Exception:
+            logger.exception("draft channel %s failed to receive", peer.channel.name)
+            return None
 
     def _deadline(self, running: Iterable[Running]) -> float:
         """Waiting longer than the drafted tokens could save is never worth it: T plain steps."""
@@ -219,7 +234,7 @@ class DraftRounds:
         until = self._clock() + self._wait_s + slack
         for name, (number, commits) in asked.items():
             peer = self._peers[name]
-            answer = peer.channel.collect(number, max(0.0, until - self._clock()))
+            answer = self._collect(peer, number, max(0.0, until - self._clock()))
             now = self._clock()
             if answer is None:
                 peer.circuit.failure(now)
@@ -279,7 +294,7 @@ class DraftRounds:
             if peer.closed:
                 self._number += 1
                 step = Step(PROTOCOL_VERSION, self.target, self._number, 0.0, [], peer.closed)
-                if peer.channel.post(step):
+                if self._post(peer, step):
                     peer.closed = []
         self._left_at = None  # what follows is idleness, not a step
 

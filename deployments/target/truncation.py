@@ -32,7 +32,9 @@ def truncate(logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | Non
     if p is not None:
         kept = top.masked_fill(top < floor, float("-inf"))
         everything = torch.logsumexp(logits, dim=1, keepdim=True)
-        total = everything if k is None else torch.where(limited, torch.logsumexp(kept, dim=1, keepdim=True), everything)
+        total = (
+            everything if k is None else torch.where(limited, torch.logsumexp(kept, dim=1, keepdim=True), everything)
+        )
         mass = (kept - total).exp()
         before = mass.cumsum(1) - mass  # [R, HEAD] mass strictly more likely
         bound = p.unsqueeze(1)
