@@ -1,10 +1,8 @@
 """Do the target and its drafts spell text with the same tokens? Compared by content: sizes prove nothing."""
 
-import json
-from pathlib import Path
-
 from deployments.config.errors import ConfigError
 from deployments.config.models import AppConfig
+from hw.onnx.checkpoint import CheckpointError, tokenizer_fingerprint
 
 
 def tokenizer_problems(config: AppConfig, root: str = "args") -> list[str]:
@@ -14,12 +12,17 @@ def tokenizer_problems(config: AppConfig, root: str = "args") -> list[str]:
     """
     if not config.drafts:
         return []
-    from hw.onnx.checkpoint import tokenizer_fingerprint
-
     problems = []
-    wanted = tokenizer_fingerprint(config.target.model)
+    try:
+        wanted = tokenizer_fingerprint(config.target.model)
+    except CheckpointError as error:
+        return [f"{root}.target.model: {error}"]
     for index, draft in enumerate(config.drafts):
-        got = tokenizer_fingerprint(draft.model)
+        try:
+            got = tokenizer_fingerprint(draft.model)
+        except CheckpointError as error:
+            problems.append(f"{root}.drafts[{index}].model: {error}")
+            continue
         if got != wanted:
             problems.append(
                 f"{root}.drafts[{index}].model: {draft.name} has another tokenizer than the target: {got} in {draft.model}, "
@@ -33,15 +36,3 @@ def require_same_tokenizer(config: AppConfig) -> None:
     problems = tokenizer_problems(config)
     if problems:
         raise ConfigError(problems)
-
-
-def vocab_size(model: Path) -> int:
-    """The (possibly padded) vocabulary size of a checkpoint or draft folder; 0 when it does not say."""
-    for name, keys in (("config.json", ("vocab_size",)), ("genai_config.json", ("model", "vocab_size"))):
-        if (model / name).is_file():
-            value = json.loads((model / name).read_text())
-            for key in keys:
-                value = value.get(key, 0) if isinstance(value, dict) else 0
-            if value:
-                return int(value)
-    return 0

@@ -2,6 +2,7 @@
 
 import argparse
 import copy
+import logging
 import os
 import signal
 import sys
@@ -36,8 +37,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--port", type=int, help="HTTP port (default: the config's)")
     options = parser.parse_args(argv)
     console = Console()
-    signal.signal(signal.SIGTERM, _interrupt)
-    signal.signal(signal.SIGINT, _interrupt)
+    _listen()
     try:
         _serve(console, options.config, options.port, options.once)
     except DemoError as error:
@@ -48,6 +48,11 @@ def main(argv: list[str] | None = None) -> int:
         console.print("stopped")
         return 0
     return 0
+
+
+def _listen() -> None:
+    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGINT, _interrupt)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -67,6 +72,8 @@ def _serve(console: Console, file: Path, port: int | None, once: bool) -> None:
     with _progress(console) as progress:
         step = progress.add_task("starting Ray")
         with private_ray(REPOSITORY) as ray:
+            _listen()  # Ray has put its own handlers in their place
+            logging.getLogger("ray.serve").setLevel(logging.WARNING)
             _done(progress, step)
             problems = placement_problems(check(wishes(config), snapshot())) + _core_problems(config)
             if problems:

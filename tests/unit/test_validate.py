@@ -1,5 +1,6 @@
 """Linting of Serve config files and the cluster check, without a cluster."""
 
+import json
 import re
 import subprocess
 import sys
@@ -10,8 +11,10 @@ import pytest
 import yaml
 
 from cluster.preflight import Node, Wish, check, matches
+from deployments.config import AppConfig, load_args
 from deployments.config.load import REPOSITORY
 from deployments.config.serve_file import lint, read, unknown_overrides
+from deployments.config.tokenizers import tokenizer_problems
 from deployments.config.wishes import placement_problems
 
 GOOD: dict[str, Any] = {
@@ -122,6 +125,35 @@ def test_the_command_prints_problems_and_fails(tmp_path: Path) -> None:
     assert result.returncode == 1
     assert "applications[0].args.target.pol: unknown key; did you mean 'pool'?" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+class TestTokenizers:
+    VOCAB: ClassVar[dict[str, int]] = {"a": 0, "b": 1, "c": 2}
+
+    def config(self, folder: Path, draft_vocab: dict[str, int], padded: int = 3) -> AppConfig:
+        for name, vocab in (("target", self.VOCAB), ("draft", draft_vocab)):
+            (folder / name).mkdir()
+            tokenizer = {"model": {"type": "BPE", "vocab": vocab, "merges": []}, "added_tokens": []}
+            (folder / name / "tokenizer.json").write_text(json.dumps(tokenizer))
+        (folder / "target" / "config.json").write_text(json.dumps({"vocab_size": padded}))
+        (folder / "draft" / "model.onnx").touch()
+        draft = {"name": "d", "model": "draft", "pool": "cpu"}
+        args = {"target": {"name": "t", "model": "target", "pool": "cpu"}, "drafts": [draft], "pools": {"cpu": {}}}
+        return load_args(args, folder)
+
+    def test_padding_and_order_are_no_difference(self, tmp_path: Path) -> None:
+        reordered = {"c": 2, "a": 0, "b": 1}
+        assert tokenizer_problems(self.config(tmp_path, reordered, padded=64)) == []
+
+    def test_same_size_but_other_tokens_is_refused_with_both_fingerprints(self, tmp_path: Path) -> None:
+        (problem,) = tokenizer_problems(self.config(tmp_path, {"a": 0, "b": 2, "c": 1}))
+        assert problem.startswith("args.drafts[0].model: d has another tokenizer than the target")
+        assert len(set(re.findall(r"[0-9a-f]{64}", problem))) == 2
+
+    def test_missing_tokenizer_is_a_problem_not_a_crash(self, tmp_path: Path) -> None:
+        config = self.config(tmp_path, self.VOCAB)
+        (tmp_path / "draft" / "tokenizer.json").unlink()
+        assert "tokenizer.json" in tokenizer_problems(config)[0]
 
 
 class TestPreflight:
