@@ -1,0 +1,94 @@
+"""What is measured: cells (a workload), systems (who answers) and the order in which they take turns."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Until = Literal["length", "eos"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One workload. Every system answers the same prompts of it."""
+
+    set: str
+    batch: int
+    temperature: float
+    until: Until
+    max_tokens: int
+
+    @property
+    def label(self) -> str:
+        return f"{self.set} · batch {self.batch} · T={self.temperature:g} · until {self.until}"
+
+
+@dataclass(frozen=True)
+class System:
+    """One column of the comparison. ``engine`` names the process that serves it: two systems can share one."""
+
+    name: str
+    cores: Literal["all", "target"]
+    via: Literal["engine", "http"]
+    engine: str
+    chain_enabled: bool | None = None  # sent with each request where the engine is this project's own
+
+    @property
+    def key(self) -> str:
+        """Unique name: ``plain`` on all cores and ``plain`` on the target's core are different rows."""
+        name = f"{self.name}_target_core" if self.name == "plain" and self.cores == "target" else self.name
+        return name if self.via == "engine" else f"{name}@http"
+
+
+ENGINE_SYSTEMS: dict[str, System] = {
+    system.key: system
+    for system in (
+        System("plain", "all", "engine", "plain"),
+        System("plain", "target", "engine", "plain_target_core"),
+        System("ngram", "all", "engine", "ngram"),
+        System("suffix", "all", "engine", "suffix"),
+        System("chain", "all", "engine", "chain", chain_enabled=True),
+        System("chain_off", "target", "engine", "chain", chain_enabled=False),
+        System("wrong_draft", "all", "engine", "wrong_draft", chain_enabled=True),
+    )
+}
+
+HTTP_SYSTEMS = ("plain", "chain", "chain_off")
+
+
+def http_system(name: str) -> System:
+    """A system behind a base URL."""
+    if name not in HTTP_SYSTEMS:
+        raise ValueError(f"no HTTP system {name!r}; there are: {', '.join(HTTP_SYSTEMS)}")
+    cores: Literal["all", "target"] = "target" if name == "chain_off" else "all"
+    return System(name, cores, "http", f"http:{name}", chain_enabled=None if name == "plain" else name == "chain")
+
+
+def plan_cells(
+    sets: Sequence[str],
+    batches: Sequence[int],
+    temperatures: Sequence[float],
+    until: Sequence[Until],
+    tokens: int,
+    eos_tokens: int,
+) -> list[Cell]:
+    """Every combination; ``tokens`` is the forced length, ``eos_tokens`` the bound where the model may stop by itself."""
+    return [
+        Cell(name, batch, temperature, stop, tokens if stop == "length" else eos_tokens)
+        for stop in until
+        for temperature in temperatures
+        for name in sets
+        for batch in batches
+    ]
+
+
+def turns(cells: Sequence[Cell], systems: Sequence[System], repetitions: int) -> Iterator[tuple[int, Cell, System]]:
+    """Cell by cell and repetition by repetition, so that drifting machine speed meets every system alike.
+
+    All systems run one cell directly after one another; who starts rotates, so that nobody always runs first.
+    """
+    turn = 0
+    for repetition in range(repetitions):
+        for cell in cells:
+            for index in range(len(systems)):
+                yield repetition, cell, systems[(turn + index) % len(systems)]
+            turn += 1

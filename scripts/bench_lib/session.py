@@ -1,0 +1,109 @@
+"""One run of the benchmark: start the backends, let the systems take turns, keep what was measured."""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from scripts.bench_lib.backend import Backend
+from scripts.bench_lib.cells import Cell, System, turns
+from scripts.bench_lib.prompts import Prompt, prompts_for
+from scripts.bench_lib.statistics import Sample
+
+
+@dataclass
+class Session:
+    """Holds what was measured; an interrupted session still has everything up to the interruption."""
+
+    systems: Sequence[System]
+    backends: Mapping[str, Backend]
+    prompts: Mapping[str, list[Prompt]]
+    warmup: list[Prompt]
+    console: Console
+    prompts_at_least: int = 4
+    samples: list[Sample] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
+    start_seconds: dict[str, float] = field(default_factory=dict)
+    interrupted: bool = False
+
+    def run(self, cells: Sequence[Cell], repetitions: int, start_together: int = 1) -> None:
+        """Start, measure, stop. Ctrl-C ends it early, an engine's failure ends only that engine."""
+        pool = ThreadPoolExecutor(start_together)  # outlives the children: one dies with the thread that started it
+        try:
+            self._start(sorted({cell.batch for cell in cells}), pool)
+            self._measure(cells, repetitions)
+        except KeyboardInterrupt:
+            self.interrupted = True
+            self.console.print("[yellow]interrupted: writing what was measured[/]")
+        finally:
+            for backend in self.backends.values():
+                backend.stop()
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _start(self, batches: list[int], pool: ThreadPoolExecutor) -> None:
+        with self._progress("engines") as progress:
+            task = progress.add_task("starting", total=len(self.backends), name="")
+
+            def start(backend: Backend) -> None:
+                progress.update(task, name=backend.name)
+                self._guard(backend, lambda: self._started(backend, batches))
+                progress.advance(task)
+
+            list(pool.map(start, self.backends.values()))
+
+    def _started(self, backend: Backend, batches: list[int]) -> None:
+        self.start_seconds[backend.name] = backend.start(self.warmup, batches)
+
+    def _measure(self, cells: Sequence[Cell], repetitions: int) -> None:
+        plan = list(turns(cells, self.systems, repetitions))
+        with self._progress("runs") as progress:
+            task = progress.add_task("measuring", total=sum(_weight(cell) for _, cell, _ in plan), name="")
+            for repetition, cell, system in plan:
+                backend = self.backends[system.engine]
+                if backend.name not in self.left_out:
+                    progress.update(task, name=f"{cell.label} · {system.key} ({repetition + 1}/{repetitions})")
+                    self._guard(backend, self._one(backend, cell, system, repetition))
+                    self._log(progress)
+                progress.advance(task, _weight(cell))
+
+    def _one(self, backend: Backend, cell: Cell, system: System, repetition: int) -> Callable[[], None]:
+        def measure() -> None:
+            prompts = prompts_for(self.prompts[cell.set], cell.batch, repetition, self.prompts_at_least)
+            settle = self.warmup[len(self.samples) % len(self.warmup)]
+            self.samples.append(backend.measure(cell, system, repetition, prompts, settle))
+
+        return measure
+
+    def _log(self, progress: Progress) -> None:
+        """One line a measurement where no bar can be drawn."""
+        if not self.console.is_terminal and self.samples:
+            last, task = self.samples[-1], progress.tasks[0]
+            left = f"{task.time_remaining / 60:.0f} min left" if task.time_remaining is not None else ""
+            self.console.print(
+                f"{task.percentage:3.0f} % {last.cell.label} · {last.system.key} ({last.repetition + 1}): "
+                f"{last.tokens_per_s:.1f} tokens/s {left}",
+                highlight=False,
+            )
+
+    def _guard(self, backend: Backend, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except RuntimeError as error:
+            self.left_out[backend.name] = str(error)
+            self.console.print(f"[red]{backend.name} left out:[/] {error}", highlight=False, markup=True)
+            backend.stop()
+
+    def _progress(self, what: str) -> Progress:
+        count = MofNCompleteColumn() if what == "engines" else TextColumn("{task.percentage:.0f} %")
+        return Progress(
+            TextColumn("{task.description}"), BarColumn(24), count, TimeElapsedColumn(), TextColumn("left"),
+            TimeRemainingColumn(), TextColumn("{task.fields[name]}"), console=self.console,
+        )  # fmt: skip
+
+
+def _weight(cell: Cell) -> float:
+    """Rough seconds: throughput grows with the batch, though less than in proportion."""
+    tokens = max(cell.batch, 4) * cell.max_tokens
+    return tokens / (90.0 * cell.batch**0.65) + 0.5
