@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from scripts.bench_lib import report, settings
+from scripts.bench_lib import machine, report, settings
 from scripts.bench_lib.backend import Backend
 from scripts.bench_lib.cells import ENGINE_SYSTEMS, HTTP_SYSTEMS, System, http_system, plan_cells
 from scripts.bench_lib.engine import ROOT, EngineBackend
@@ -61,6 +61,9 @@ FULL = {
     "prompts": 4,
     "start_together": 1,
 }
+
+
+BUSY_SHARE = 0.1  # of all cores, by others, above which a warning is due
 
 
 @dataclass(frozen=True)
@@ -207,12 +210,17 @@ def notes(options: Options, cores: settings.Cores) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = read_options(argv)
-    console = Console(stderr=False, soft_wrap=False)
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=140)
     cores = settings.Cores.split(os.sched_getaffinity(0))
     logs = options.out.parent / f"{options.out.stem}-logs" if options.out.is_relative_to(ROOT / "results") else (
         ROOT / "results" / "bench-logs"
     )  # fmt: skip
     started = time.monotonic()
+    busy = machine.busy_share()
+    if busy > BUSY_SHARE:
+        console.print(f"[yellow]other programs keep {busy:.0%} of this machine busy: the figures will say little[/]")
     session = Session(
         options.systems,
         backends(options, cores, logs),
@@ -237,6 +245,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         seconds=round(time.monotonic() - started, 1),
         systems=[system.key.split("@")[0] for system in options.systems],
         left_out=session.left_out,
+        other_load={"before": busy, "after": machine.busy_share()},
         start_seconds=session.start_seconds,
         notes=notes(options, cores),
     )

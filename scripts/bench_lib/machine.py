@@ -3,6 +3,7 @@
 import os
 import platform
 import subprocess
+import time
 from importlib import metadata
 from pathlib import Path
 
@@ -46,3 +47,19 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+def busy_share(seconds: float = 1.0) -> float:
+    """Share of all cores in use during ``seconds``: called while nothing of ours runs, it is what others take."""
+
+    def counters() -> tuple[int, int]:
+        values = [int(value) for value in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+        return values[3] + values[4], sum(values)  # idle and waiting for disks, everything
+
+    try:
+        idle, total = counters()
+        time.sleep(seconds)
+        idle_later, total_later = counters()
+    except (OSError, ValueError, IndexError):
+        return 0.0
+    return 1.0 - (idle_later - idle) / max(1, total_later - total)

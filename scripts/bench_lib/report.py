@@ -10,7 +10,7 @@ from rich.table import Table
 from scripts.bench_lib import machine, schema, statistics
 from scripts.bench_lib.statistics import Sample
 
-HEADINGS = ("System", "Cores", "Via", "Tokens/s", "min-max", "x plain, all cores", "x plain, target core", "Accepted",
+HEADINGS = ("System", "Cores", "Via", "Tokens/s", "min-max", "x plain (all cores)", "x plain (target core)", "Accepted",
             "per request", "Tokens/verify")  # fmt: skip
 
 
@@ -65,9 +65,10 @@ def markdown(result: dict[str, Any]) -> str:
 
 def table(title: str, rows: Sequence[dict[str, Any]]) -> Table:
     """The same for a terminal."""
-    result = Table(title=title, title_justify="left", header_style="bold")
+    result = Table(title=title, title_justify="left", header_style="bold", padding=(0, 1), min_width=60)
     for index, heading in enumerate(HEADINGS):
-        result.add_column(heading, justify="left" if index < 3 else "right")
+        text = heading.replace(" (", "\n(").replace(" r", "\nr").replace("/v", "\n/v")
+        result.add_column(text, justify="left" if index < 3 else "right", no_wrap=True)
     for row in rows:
         result.add_row(*columns(row), style="green" if row["system"] == "chain" else None)
     return result
