@@ -1,6 +1,7 @@
 """A private Ray on this machine: its own folder and ports, ended with everything it started."""
 
 import contextlib
+import io
 import os
 import shutil
 import socket
@@ -101,9 +102,11 @@ def _stop(before: set[int]) -> None:
     import ray
     from ray import serve
 
-    with contextlib.suppress(Exception):
-        if ray.is_initialized():
-            serve.shutdown()
-    with contextlib.suppress(Exception):
-        ray.shutdown()
+    # Ray prints warnings about its own controller's end to our stderr; they would only worry
+    with contextlib.redirect_stderr(io.StringIO()):
+        with contextlib.suppress(Exception):
+            if ray.is_initialized():
+                serve.shutdown()
+        with contextlib.suppress(Exception):
+            ray.shutdown()
     end_descendants(before, STOP_GRACE_S)

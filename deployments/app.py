@@ -56,7 +56,13 @@ def build_draft(config: AppConfig, draft: DraftSpec) -> Application:
         graceful_shutdown_timeout_s=faults.drain_timeout_s,
         logging_config={"enable_access_log": False},  # discovery asks every replica once a second
     )
-    return deployment.bind(draft.model_dump(mode="json"), asdict(faults))
+    return deployment.bind(draft.model_dump(mode="json"), asdict(faults), vocab_size(config))
+
+
+def vocab_size(config: AppConfig) -> int:
+    """Of the target's checkpoint, padding included."""
+    checkpoint = json.loads((config.target.model / "config.json").read_text())
+    return int(checkpoint.get("text_config", checkpoint)["vocab_size"])
 
 
 def llm_config(config: AppConfig) -> LLMConfig:
@@ -99,16 +105,16 @@ def build_target(config: AppConfig, drafts: dict[str, Application]) -> dict[str,
 
 def build_router(config: AppConfig, target: dict[str, Any]) -> Application:
     """The ingress."""
-    checkpoint = json.loads((config.target.model / "config.json").read_text())
     generation = config.target.model / "generation_config.json"
     defaults = json.loads(generation.read_text()) if generation.is_file() else {}
     settings = {
         "chain_enabled": config.chain.enabled,
         "trace_allowed": config.chain.trace,
         "default_min_p": defaults.get("min_p") or 0.0,
-        "vocab_size": checkpoint.get("text_config", checkpoint)["vocab_size"],
+        "vocab_size": vocab_size(config),
         "priorities": config.target.engine_kwargs.get("scheduling_policy") == "priority",
         "retry_after_s": config.limits.retry_after_s,
+        "drain_timeout_s": config.fault_policy.drain_timeout_s,
     }
     deployment = serve.deployment(
         ingress_class(config.limits.retry_after_s),

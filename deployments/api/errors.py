@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
+from ray.exceptions import RayActorError
 from ray.llm._internal.serve.core.configs.openai_api_models import OpenAIHTTPException
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from starlette.exceptions import HTTPException as StarletteHTTPException
@@ -75,7 +76,13 @@ def install(app: FastAPI, retry_after_s: int) -> None:
     app.add_exception_handler(OpenAIHTTPException, engine_error)
     app.add_exception_handler(StarletteHTTPException, http_error)
     app.add_exception_handler(HTTPException, http_error)
+
+    async def lost(_: Request, error: Exception) -> JSONResponse:
+        logger.warning("a target replica died: %s", error)
+        return response("The target replica died before it answered; try again.", 503, None, retry_after_s)
+
     app.add_exception_handler(BackPressureError, unavailable)
+    app.add_exception_handler(RayActorError, lost)
     app.add_exception_handler(DeploymentUnavailableError, unavailable)
 
 

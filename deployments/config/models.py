@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator
 from deployments.chain.faults import FaultPolicy
 from deployments.chain.protocol import MAX_DRAFT_TOKENS
 from deployments.config.errors import nearest
+from hw.providers import known_profiles
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
 ModelId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$", max_length=128)]
@@ -108,6 +109,19 @@ class DraftSpec(Strict):
     )
     threads: int = Field(default=1, ge=1)
     cores: CoreIds | None = Field(default=None, description="CPU ids of its threads")
+
+    @field_validator("provider")
+    @classmethod
+    def _known_provider(cls, value: str) -> str:
+        if value not in known_profiles():
+            raise ValueError(f"no provider profile {value!r}; known: {', '.join(known_profiles())}")
+        return value
+
+    @model_validator(mode="after")
+    def _one_core_a_thread(self) -> "DraftSpec":
+        if self.cores is not None and len(self.cores) != self.threads:
+            raise ValueError(f"{self.threads} threads need {self.threads} cores or none, not {self.cores}")
+        return self
 
 
 class Chain(Strict):

@@ -1,7 +1,5 @@
 """A draft as a Serve deployment: the engine, its socket, and the call by which targets find it and are let in."""
 
-import logging
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -10,32 +8,33 @@ import ray
 from ray import serve
 
 from deployments.chain.faults import FaultPolicy
+from deployments.channel.zeromq import DraftServer
 from deployments.config.models import DraftSpec
-
-logger = logging.getLogger(__name__)
+from deployments.draft.build import build_engine
+from hw.providers import Tuning
 
 
 class DraftDeployment:
     """One draft replica. Serve only carries control calls; rounds go over the socket."""
 
-    def __init__(self, spec: dict[str, Any], faults: dict[str, Any]) -> None:
+    def __init__(self, spec: dict[str, Any], faults: dict[str, Any], target_vocab_size: int) -> None:
         """``spec`` is a :class:`DraftSpec` and ``faults`` a :class:`FaultPolicy`, both as plain values."""
         self._spec = DraftSpec.model_validate(spec)
         self._faults = FaultPolicy(**faults)
-        if self._spec.cores:
-            os.sched_setaffinity(0, self._spec.cores)  # before ONNX Runtime starts threads, which inherit it
-        from deployments.channel.zeromq import DraftServer
-        from deployments.draft.build import build_engine
-
+        # unique to this start: a restarted replica is a new draft to its targets
+        name = f"{self._spec.name}#{serve.get_replica_context().replica_id.unique_id}"
+        tuning = Tuning(threads=self._spec.threads, cores=tuple(self._spec.cores or ()))
         self._engine = build_engine(
             Path(self._spec.model),
             provider=self._spec.provider,
             context=self._spec.context,
             slots=self._spec.slots,
             top_k=self._spec.top_k,
+            tuning=tuning,  # pins this thread; the server's thread, started below, inherits it
+            target_vocab_size=target_vocab_size,
+            faults=self._faults,
+            name=name,
         )
-        # unique to this start: a restarted replica is a new draft to its targets
-        name = f"{self._spec.name}#{serve.get_replica_context().replica_id.unique_id}"
         self._server = DraftServer(self._engine, ray.util.get_node_ip_address(), name, self._faults)
         self._server.start()
         self._seen: dict[str, float] = {}  # target key: when it last asked

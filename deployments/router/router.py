@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -20,6 +20,7 @@ from deployments.router.availability import replica_count
 # A handle hears of its replicas a moment after the router starts; within this time "none" only means "not heard yet".
 GRACE_S = 3.0
 POLL_S = 0.05
+WATCH_S = 0.5  # how often a waiting request looks whether there still is a target
 
 
 class RouterSettings(BaseModel):
@@ -31,6 +32,7 @@ class RouterSettings(BaseModel):
     vocab_size: int
     priorities: bool = False
     retry_after_s: int = 5
+    drain_timeout_s: float = 10.0
 
 
 class Router(OpenAiIngress):
@@ -59,14 +61,12 @@ class Router(OpenAiIngress):
     async def chat(self, body: ChainChatRequest, request: Request) -> Response:
         """OpenAI chat completion; ``chain`` says what to ask of the drafts."""
         await self._prepare(body)
-        response: Response = await super().chat(body, request)
-        return response
+        return await self._while_served(super().chat(body, request), body)
 
     async def completions(self, body: ChainCompletionRequest, request: Request) -> Response:
         """OpenAI completion; ``chain`` says what to ask of the drafts."""
         await self._prepare(body)
-        response: Response = await super().completions(body, request)
-        return response
+        return await self._while_served(super().completions(body, request), body)
 
     async def _prepare(self, body: ChainRequest) -> None:
         model = await self._get_model_id(body.model)
@@ -81,16 +81,38 @@ class Router(OpenAiIngress):
         )
         await self._require_target(model)
 
+    async def _while_served(self, answer: Coroutine[Any, Any, Response], body: ChainRequest) -> Response:
+        """Wait for the answer (of a stream: its first chunk), but not for a target that is gone.
+
+        A handle that lost its last replica keeps the request until another comes, which can take minutes. A replica that
+        drains is no longer counted but still finishes what it has, hence the time that must pass without any.
+        """
+        handle = self._targets[await self._get_model_id(body.model)]
+        task = asyncio.create_task(answer)
+        without_since: float | None = None
+        try:
+            while True:
+                done, _ = await asyncio.wait({task}, timeout=WATCH_S)
+                if done:
+                    return task.result()
+                if replica_count(handle):
+                    without_since = None
+                    continue
+                without_since = without_since or time.monotonic()
+                if time.monotonic() - without_since > self._settings.drain_timeout_s:
+                    raise self._unavailable("The target went away before it answered; try again shortly.")
+        finally:
+            task.cancel()  # nothing to a finished one; else the client is gone, or the target
+
+    def _unavailable(self, message: str) -> errors.RequestError:
+        return errors.RequestError(message, status=503, retry_after_s=self._settings.retry_after_s)
+
     async def _require_target(self, model: str) -> None:
         """503 while no replica of the target is there: a handle would let the request wait without end."""
         handle = self._targets[model]
         while not replica_count(handle):
             if time.monotonic() - self._started > GRACE_S:
-                raise errors.RequestError(
-                    f"No replica of {model} is ready yet; try again shortly.",
-                    status=503,
-                    retry_after_s=self._settings.retry_after_s,
-                )
+                raise self._unavailable(f"No replica of {model} is ready yet; try again shortly.")
             await asyncio.sleep(POLL_S)
 
 
