@@ -6,7 +6,7 @@ Knows nothing of vLLM: it is given what each sequence committed and returns draf
 import logging
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -190,6 +190,7 @@ class DraftRounds:
         self._number += 1
         asked = {}
         self._wait_s = self._deadline(running)
+        self._send_closes(except_to=commits)
         for name, batch in commits.items():
             peer = self._peers[name]
             step = Step(PROTOCOL_VERSION, self.target, self._number, self._wait_s, batch, peer.closed)
@@ -289,14 +290,19 @@ class DraftRounds:
             self._done.popitem(last=False)
 
     def flush(self) -> None:
-        """Tell drafts of closed sessions when no step is about to do so."""
-        for peer in self._peers.values():
-            if peer.closed:
-                self._number += 1
+        """The engine goes idle: tell drafts of closed sessions now, and do not count the idleness as a step."""
+        self._number += 1
+        self._send_closes(except_to={})
+        self._left_at = None
+
+    def _send_closes(self, except_to: Container[str]) -> None:
+        """A message of its own where none with commits is about to carry them; nobody answers it."""
+        for name, peer in self._peers.items():
+            if peer.closed and name not in except_to:
                 step = Step(PROTOCOL_VERSION, self.target, self._number, 0.0, [], peer.closed)
                 if self._post(peer, step):
                     peer.closed = []
-        self._left_at = None  # what follows is idleness, not a step
+                del peer.closed[: -self.faults.trace_requests]  # a draft that is away evicts them by their lease
 
     def _close_at_draft(self, request: str, session: _Session) -> None:
         peer = self._peers.get(session.draft)

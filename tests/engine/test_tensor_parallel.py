@@ -1,0 +1,38 @@
+"""Two tensor-parallel ranks verify the same drafts: rank 0 asks, both use the answer."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.models import ROOT, model
+
+pytestmark = pytest.mark.engine
+
+
+def test_two_ranks_equal_plain(tmp_path: Path) -> None:
+    environment = {
+        **os.environ,
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "0|1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.engine.tp_main", str(model("target")), str(tmp_path / "tiny")],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT")]
+    assert lines, f"{done.stdout[-1500:]}\n{done.stderr[-3000:]}"
+    result = json.loads(lines[0].removeprefix("RESULT"))
+    assert result["equal"]
+    assert [len(names) for names in result["connected"]] == [1, 0]
+    stats = result["stats"][0]
+    assert 0 < stats["accepted_tokens"] < stats["drafted_tokens"]

@@ -1,0 +1,83 @@
+"""Run by test_tensor_parallel in a process of its own: a two-rank target, with and without a drafter over ZeroMQ."""
+
+import json
+import sys
+
+import torch
+
+
+def tiny_checkpoint(source: str, folder: str) -> None:
+    """A random Llama whose heads divide by two, with the tokenizer of ``source``."""
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    config = LlamaConfig(
+        vocab_size=49152,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        bos_token_id=1,
+        eos_token_id=2,
+        tie_word_embeddings=True,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def main() -> None:
+    from vllm import LLM, SamplingParams
+
+    from deployments.chain.faults import FaultPolicy
+    from deployments.channel.zeromq import DraftServer
+    from tests.fakes import FakeDrafter, half_right
+
+    source, folder = sys.argv[1:]
+    tiny_checkpoint(source, folder)
+    llm = LLM(
+        model=folder,
+        dtype="float32",
+        enforce_eager=True,
+        max_model_len=256,
+        max_num_seqs=8,
+        tensor_parallel_size=2,
+        distributed_executor_backend="mp",
+        worker_cls="deployments.target.worker.CpuTargetWorker",
+        speculative_config={
+            "method": "custom_class",
+            "model": "deployments.target.proposer.ChainProposer",
+            "num_speculative_tokens": 3,
+        },
+    )
+    prompts = [f"number {n} of" for n in range(6)]
+    params = [SamplingParams(temperature=t, seed=4, max_tokens=24, ignore_eos=True) for t in (0, 0, 0, 1.0, 1.0, 1.0)]
+    plain = llm.generate(prompts, params, use_tqdm=False)
+    known = [list(o.prompt_token_ids) + list(o.outputs[0].token_ids) for o in plain]
+    server = DraftServer(FakeDrafter(half_right(known, 49152)), "127.0.0.1", "d", FaultPolicy())
+    keys = llm.collective_rpc("client_key")
+    server.authorize(keys[0])
+    server.start()
+    endpoint = server.endpoint()
+    entry = {"name": endpoint.name, "address": endpoint.address, "server_key": endpoint.server_key}
+    connected = llm.collective_rpc("connect_drafts", args=([entry],))
+    drafted = llm.generate(prompts, params, use_tqdm=False)
+    print(
+        "RESULT"
+        + json.dumps(
+            {
+                "equal": [list(o.outputs[0].token_ids) for o in drafted]
+                == [list(o.outputs[0].token_ids) for o in plain],
+                "connected": connected,
+                "stats": llm.collective_rpc("draft_stats"),
+            }
+        ),
+        flush=True,
+    )
+    server.stop()
+
+
+if __name__ == "__main__":
+    main()
