@@ -1,0 +1,98 @@
+"""The registry of provider profiles, and the settings a profile turns into ONNX Runtime session options.
+
+A profile is data: which execution providers to ask for, which session options make them behave, and what the caller must
+not try with them. Adding hardware is adding a profile.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+class UnknownProvider(ValueError):
+    """No profile has this name; the message lists those that exist."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """Threads of one session.
+
+    ``threads``: intra-op threads, the calling thread included. ``cores``: processor numbers, one a thread, or empty to
+    leave placement to the system. The first one is the calling thread's.
+    """
+
+    threads: int = 1
+    cores: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.threads < 1:
+            raise ValueError(f"threads must be at least 1, not {self.threads}")
+        if self.cores and len(self.cores) != self.threads:
+            raise ValueError(f"{self.threads} threads need {self.threads} cores or none, not {list(self.cores)}")
+        if len(set(self.cores)) != len(self.cores) or any(core < 0 for core in self.cores):
+            raise ValueError(f"cores must be distinct processor numbers, not {list(self.cores)}")
+
+    def session_entries(self) -> dict[str, str]:
+        """Session config entries that place the pool's threads; the caller's own thread is pinned by :meth:`pin`."""
+        # A spinning thread that shares its core with something else takes that core's time for nothing.
+        entries = {"session.intra_op.allow_spinning": "1" if self.cores and self.threads > 1 else "0"}
+        if len(self.cores) > 1:
+            # ONNX Runtime numbers processors from 1 and leaves out the calling thread.
+            entries["session.intra_op_thread_affinities"] = ";".join(str(core + 1) for core in self.cores[1:])
+        return entries
+
+    def pin(self) -> None:
+        """Pin the calling thread to the first core. Raises OSError for a core this process may not use."""
+        if self.cores:
+            # 0 is the calling thread on Linux, not the whole process. Elsewhere the call does not exist: not pinned.
+            set_affinity = getattr(os, "sched_setaffinity", None)
+            if set_affinity is not None:
+                set_affinity(0, {self.cores[0]})
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderProfile:
+    """One kind of hardware.
+
+    ``providers``: names and options in the order ONNX Runtime should try them. ``entries``: session config entries.
+    ``memory_arena``: let ONNX Runtime keep freed memory. ``shared_kv``: one buffer can be bound as past and present, so
+    that KV grows in place; without it :class:`hw.onnx.session.OnnxModel` refuses the profile. ``cannot``: limits, in
+    words, for error messages and documents.
+    """
+
+    name: str
+    providers: tuple[tuple[str, Mapping[str, str]], ...]
+    entries: Mapping[str, str] = field(default_factory=dict)
+    memory_arena: bool = False
+    shared_kv: bool = True
+    cannot: tuple[str, ...] = ()
+
+
+_PROFILES = {
+    "cpu": ProviderProfile(
+        name="cpu",
+        providers=(("CPUExecutionProvider", {}),),
+        # Without the arena the scratch memory of one long prompt goes back to the system; decoding is no slower.
+        memory_arena=False,
+        cannot=(
+            "attend for several sequences and several tokens at once when they have a past",
+            "append quantised KV in place with a checked result",
+            "16-bit floating point KV",
+        ),
+    ),
+}
+
+
+def known_profiles() -> tuple[str, ...]:
+    """Names of all profiles, sorted."""
+    return tuple(sorted(_PROFILES))
+
+
+def get_profile(name: str) -> ProviderProfile:
+    """Return the profile called ``name``; raises :class:`UnknownProvider` naming those that exist."""
+    try:
+        return _PROFILES[name]
+    except KeyError:
+        raise UnknownProvider(f"no provider profile {name!r}; known: {', '.join(known_profiles())}") from None

@@ -1,0 +1,104 @@
+"""A tiny deterministic model for engine tests: its logits depend on every token of the sequence and on nothing else."""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from deployments.chain.protocol import PROTOCOL_VERSION, Commit, Drafts, Sampling, Step
+from deployments.draft.engine import DraftEngine
+from hw.onnx.costs import StepCosts
+
+VOCAB = 40
+
+
+class Clock:
+    """Time that passes only when told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class FakeModel:
+    """KV is the token itself, per slot and position; garbage past what was computed, as in real slots.
+
+    ``bad_token`` fails any call that has it, ``nan_token`` yields NaN for its row. Calls take their modelled cost.
+    """
+
+    def __init__(self, *, slots: int = 4, context: int = 64, clock: Clock | None = None) -> None:
+        self.vocab_size, self.context, self.slots = VOCAB, context, slots
+        self.costs = StepCosts()
+        self.clock = clock
+        self.bad_token = self.nan_token = -1
+        self.calls: list[tuple[str, int]] = []
+        self.kv = np.random.default_rng(0).integers(0, VOCAB, (slots, context))
+
+    def _logits(self, slot: int, length: int) -> npt.NDArray[np.float32]:
+        known = self.kv[slot, :length]
+        mixed = int((known * (np.arange(length) * 7 + 3)).sum() + length) % 9973
+        logits = np.random.default_rng(mixed).normal(size=VOCAB).astype(np.float32) * 2
+        return np.full_like(logits, np.nan) if known[-1] == self.nan_token else logits
+
+    def _spend(self, seconds: float) -> None:
+        if self.clock:
+            self.clock.now += seconds
+
+    def prefill(self, slot: int, tokens: Sequence[int], start: int) -> npt.NDArray[np.float32]:
+        assert 0 <= start < start + len(tokens) <= self.context
+        self.calls.append(("prefill", len(tokens)))
+        self._spend(self.costs.prefill(len(tokens)))
+        if self.bad_token in tokens:
+            raise RuntimeError("bad token")
+        self.kv[slot, start : start + len(tokens)] = tokens
+        return self._logits(slot, start + len(tokens))
+
+    def decode(
+        self, slots: Sequence[int], tokens: Sequence[int], lengths: Sequence[int]
+    ) -> list[npt.NDArray[np.float32]]:
+        assert len(set(slots)) == len(slots)
+        assert all(0 <= length < self.context for length in lengths)
+        self.calls.append(("decode", len(slots)))
+        self._spend(self.costs.decode(len(slots)))
+        if self.bad_token in tokens:
+            raise RuntimeError("bad token")
+        for slot, token, length in zip(slots, tokens, lengths, strict=True):
+            self.kv[slot, length] = token
+        return [self._logits(slot, length + 1) for slot, length in zip(slots, lengths, strict=True)]
+
+    def move(self, source: int, target: int, length: int) -> None:
+        self.kv[target, :length] = self.kv[source, :length]
+
+
+def engine(model: FakeModel | None = None, **more: object) -> DraftEngine:
+    arguments: dict[str, object] = {"paced": False, "top_k": 2, **more}
+    return DraftEngine(model or FakeModel(), **arguments)  # type: ignore[arg-type]
+
+
+def step(
+    drafter: DraftEngine,
+    commits: Iterable[Commit] = (),
+    closed: Iterable[str] = (),
+    *,
+    target: str = "t",
+    number: int = 1,
+    deadline_s: float = 10.0,
+) -> Drafts:
+    """One step, with the engine's bookkeeping checked after it."""
+    answer = drafter.step(Step(PROTOCOL_VERSION, target, number, deadline_s, list(commits), list(closed)))
+    drafter.check_integrity()
+    return answer
+
+
+def opening(
+    session: str, tokens: list[int], want: int = 4, *, epoch: int = 0, sampling: Sampling | None = None
+) -> Commit:
+    return Commit(session, epoch, len(tokens), list(tokens), want, sampling)
+
+
+def fresh_draft(tokens: list[int], want: int, sampling: Sampling | None, **more: object) -> list[int]:
+    """What an engine that never saw anything else drafts after ``tokens``."""
+    answer = step(engine(FakeModel(context=512), **more), [opening("x", tokens, want, sampling=sampling)])
+    return answer.drafts[0].tokens
