@@ -23,5 +23,8 @@ class Backend(Protocol):
 
 
 def chain_field(system: System) -> str | None:
-    """The request option that turns this project's chain on or off; None for an engine that has none."""
-    return None if system.chain_enabled is None else json.dumps({"enabled": system.chain_enabled})
+    """The request option that turns this project's chain on or off and bounds its drafts; None for an engine that has none."""
+    if system.chain_enabled is None:
+        return None
+    tokens = {} if system.chain_tokens is None else {"tokens": system.chain_tokens}
+    return json.dumps({"enabled": system.chain_enabled, **tokens})

@@ -1,7 +1,7 @@
 """What is measured: cells (a workload), systems (who answers) and the order in which they take turns."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Until = Literal["length", "eos"]
@@ -31,6 +31,7 @@ class System:
     via: Literal["engine", "http"]
     engine: str
     chain_enabled: bool | None = None  # sent with each request where the engine is this project's own
+    chain_tokens: int | None = None  # likewise: fewer draft tokens a round than the engine's most
 
     @property
     def key(self) -> str:
@@ -51,6 +52,12 @@ ENGINE_SYSTEMS: dict[str, System] = {
         System("wrong_draft", "all", "engine", "wrong_draft", chain_enabled=True),
     )
 }
+
+
+def chain_with_tokens(tokens: int) -> System:
+    """The chain held to ``tokens`` draft tokens a round: several of them share one engine."""
+    return replace(ENGINE_SYSTEMS["chain"], name=f"chain_t{tokens}", chain_tokens=tokens)
+
 
 HTTP_SYSTEMS = ("plain", "chain", "chain_off")
 

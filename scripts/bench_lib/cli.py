@@ -13,7 +13,7 @@ from rich.console import Console
 
 from scripts.bench_lib import machine, report, settings
 from scripts.bench_lib.backend import Backend
-from scripts.bench_lib.cells import ENGINE_SYSTEMS, HTTP_SYSTEMS, System, http_system, plan_cells
+from scripts.bench_lib.cells import ENGINE_SYSTEMS, HTTP_SYSTEMS, System, chain_with_tokens, http_system, plan_cells
 from scripts.bench_lib.engine import ROOT, EngineBackend
 from scripts.bench_lib.http_backend import HttpBackend
 from scripts.bench_lib.prompts import MEASURED_SETS, WARMUP_SET, load_prompts
@@ -37,7 +37,7 @@ how it measures
 examples
   scripts/bench --quick                                    a first look in under three minutes
   scripts/bench --out docs/benchmarks/latest.json          everything (about an hour and a half on two cores)
-  scripts/bench --systems plain_target_core,chain --sets prose --batches 1 --temperatures 0 --tokens 4
+  scripts/bench --systems plain_target_core,chain --sets prose --batches 1 --temperatures 0 --tokens 1,2,3,4
   scripts/bench --systems "" --http chain=http://127.0.0.1:8000 --http chain_off=http://127.0.0.1:8000
 """
 
@@ -77,7 +77,7 @@ class Options:
     temperatures: list[float]
     until: list[Any]
     repetitions: int
-    tokens: int
+    tokens: list[int]
     length: int
     eos_length: int
     prompts: int
@@ -114,7 +114,12 @@ def parser() -> argparse.ArgumentParser:
     add("--eos-length", type=int, metavar="N", default=256, help="bound where the model stops itself (default: 256)")
     add("--prompts", type=int, metavar="N", help="least prompts of one repetition (default: 4; quick: 2)")
     add("--repetitions", type=int, metavar="N", default=3, help="turns of every system at every cell (default: 3)")
-    add("--tokens", type=int, metavar="T", default=4, help="draft tokens a round of the chain (default: 4)")
+    add(
+        "--tokens",
+        metavar="T",
+        default="3",
+        help="draft tokens a round of the chain (default: 3); a list 1,2,4 measures chain_t1, chain_t2, ... side by side",
+    )
     add("--mode", choices=("compiled", "eager"), help="vLLM's own modes on all cores (default: compiled; quick: eager)")
     add(
         "--models",
@@ -140,10 +145,13 @@ def read_options(argv: Sequence[str] | None = None) -> Options:
             setattr(raw, key, value)
     try:
         urls = dict(item.split("=", 1) for item in raw.http)
-        systems = [_engine_system(name) for name in _split(raw.systems)] + [http_system(name) for name in urls]
+        tokens = [int(x) for x in _split(raw.tokens)]
+        systems = [s for name in _split(raw.systems) for s in _engine_systems(name, tokens)] + [
+            http_system(name) for name in urls
+        ]
         options = Options(
             systems, urls, _split(raw.sets), [int(x) for x in _split(raw.batches)],
-            [float(x) for x in _split(raw.temperatures)], _split(raw.until), raw.repetitions, raw.tokens, raw.length,
+            [float(x) for x in _split(raw.temperatures)], _split(raw.until), raw.repetitions, tokens, raw.length,
             raw.eos_length, raw.prompts, raw.mode, raw.start_together, raw.target or raw.models / "target",
             raw.draft or raw.models / "draft-int4", raw.out, raw.quick,
         )  # fmt: skip
@@ -157,7 +165,7 @@ def read_options(argv: Sequence[str] | None = None) -> Options:
         command.error(f"--batches takes 1 to {settings.MAX_BATCH}")
     if min(options.repetitions, options.length, options.eos_length, options.prompts, options.start_together) < 1:
         command.error("--repetitions, --length, --eos-length, --prompts and --start-together start at 1")
-    if not 1 <= options.tokens <= 16:
+    if not options.tokens or not all(1 <= tokens <= 16 for tokens in options.tokens):
         command.error("--tokens takes 1 to 16")
     if any(s.via == "engine" for s in options.systems) and not (options.target / "config.json").is_file():
         command.error(
@@ -172,10 +180,12 @@ def _split(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _engine_system(name: str) -> System:
+def _engine_systems(name: str, tokens: list[int]) -> list[System]:
     if name not in ENGINE_SYSTEMS:
         raise ValueError(f"no system {name!r}; there are: {', '.join(ENGINE_SYSTEMS)}")
-    return ENGINE_SYSTEMS[name]
+    if name == "chain" and len(tokens) > 1:
+        return [chain_with_tokens(count) for count in tokens]
+    return [ENGINE_SYSTEMS[name]]
 
 
 def backends(options: Options, cores: settings.Cores, logs: Path) -> dict[str, Backend]:
@@ -187,7 +197,7 @@ def backends(options: Options, cores: settings.Cores, logs: Path) -> dict[str, B
         if system.via == "http":
             found[system.engine] = HttpBackend(system.engine, options.urls[system.name])
         else:
-            engine = settings.engine_settings(system.engine, options.target, cores, options.mode, options.tokens)
+            engine = settings.engine_settings(system.engine, options.target, cores, options.mode, max(options.tokens))
             found[system.engine] = EngineBackend(engine, cores, options.draft, logs)
     return found
 
@@ -196,7 +206,7 @@ def notes(options: Options, cores: settings.Cores) -> list[str]:
     """What a reader must know to judge the figures."""
     return [
         f"Plain, ngram and suffix on all cores ({len(cores.all)}): {options.mode}. Plain on the target's cores "
-        f"({len(cores.target)}) and the chain's target: eager. Chain: {options.tokens} draft tokens a round; its draft "
+        f"({len(cores.target)}) and the chain's target: eager. Chain: {max(options.tokens)} draft tokens a round; its draft "
         "has the last core.",
         "Tokens per second are completion tokens over the time in which the engine answered, prompts included. "
         f"Length: {options.length} tokens forced; eos: at most {options.eos_length}.",

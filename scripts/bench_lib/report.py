@@ -70,7 +70,7 @@ def table(title: str, rows: Sequence[dict[str, Any]]) -> Table:
         text = heading.replace(" (", "\n(").replace(" r", "\nr").replace("/v", "\n/v")
         result.add_column(text, justify="left" if index < 3 else "right", no_wrap=True)
     for row in rows:
-        result.add_row(*columns(row), style="green" if row["system"] == "chain" else None)
+        result.add_row(*columns(row), style="green" if row["system"].startswith("chain") else None)
     return result
 
 

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from deployments.chain.protocol import PROTOCOL_VERSION, Commit, Step
 from scripts.bench_lib import settings
+from scripts.bench_lib.backend import chain_field
 from scripts.bench_lib.cells import ENGINE_SYSTEMS, Cell, http_system, plan_cells, turns
 from scripts.bench_lib.child import Child, ChildError
 from scripts.bench_lib.cli import read_options
@@ -266,3 +267,15 @@ def test_http_figures_are_found_wherever_the_server_puts_them():
     answer = {"usage": {"completion_tokens": 9}, "metrics": {"speculative_decoding": counts}}
     assert figures(answer) == RequestFigures(9, 8, 6, 2)
     assert figures({"usage": {"completion_tokens": 9}}) == RequestFigures(9)
+
+
+def test_several_draft_lengths_share_one_engine(models):
+    options = read_options(["--models", models, "--systems", "plain,chain,chain_off", "--tokens", "1,4"])
+    assert [system.key for system in options.systems] == ["plain", "chain_t1", "chain_t4", "chain_off"]
+    assert len({system.engine for system in options.systems}) == 2
+    assert [chain_field(system) for system in options.systems] == [
+        None,
+        '{"enabled": true, "tokens": 1}',
+        '{"enabled": true, "tokens": 4}',
+        '{"enabled": false}',
+    ]
