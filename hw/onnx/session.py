@@ -74,7 +74,7 @@ def read_geometry(session: ort.InferenceSession, folder: Path) -> Geometry:
     )
     logits = session.get_outputs()[0]
     vocab_size = logits.shape[2] if isinstance(logits.shape[2], int) else described.get("vocab_size")
-    context = settings.get("context", described.get("context_length"))
+    context = settings.get("max_context", described.get("context_length"))
     if not all(isinstance(value, int) for value in (kv_heads, head_dim, vocab_size, context)):
         raise UnsupportedModel(f"{folder}: kv heads, head size, vocabulary or context length are nowhere stated")
     if logits.type != "tensor(float)":
@@ -146,7 +146,8 @@ class OnnxModel:
     def prefill(self, slot: int, tokens: Sequence[int], start: int) -> Logits:
         """Compute ``tokens`` at positions ``start…`` of one slot, whose first ``start`` positions hold valid KV.
 
-        Returns the logits after the last token, ``[vocab]``. Raises ValueError when it would pass the context.
+        Returns the logits after the last token, ``[vocab]``. Raises ValueError when it would pass the context or a
+        token is outside the vocabulary.
         """
         count = len(tokens)
         if not count or start < 0 or start + count > self.context:
@@ -155,6 +156,8 @@ class OnnxModel:
         if binding is None:
             binding = self._prefills[slot] = self._bind(slot, slot + 1)
         ids = np.array([tokens], np.int64)
+        if ids.min() < 0 or ids.max() >= self.vocab_size:
+            raise ValueError(f"token ids must be below {self.vocab_size}")
         binding.bind_input("input_ids", "cpu", 0, np.int64, ids.shape, ids.ctypes.data)
         logits = self._logits[slot : slot + 1]
         if not self.geometry.last_only:
@@ -168,11 +171,14 @@ class OnnxModel:
     def decode(self, slots: Sequence[int], tokens: Sequence[int], lengths: Sequence[int]) -> list[Logits]:
         """Compute one token for each of several distinct slots, at position ``lengths[i]`` of slot ``slots[i]``.
 
-        Returns one ``[vocab]`` row a slot, in the order given. Raises ValueError when one would pass the context.
+        Returns one ``[vocab]`` row a slot, in the order given. Raises ValueError when one would pass
+        the context or is outside the vocabulary.
         """
         for slot, token, length in zip(slots, tokens, lengths, strict=True):
             if not 0 <= length < self.context:
                 raise ValueError(f"position {length} is outside a context of {self.context}")
+            if not 0 <= token < self.vocab_size:  # a quantised embedding reads past its end without a word
+                raise ValueError(f"token id {token} is not below {self.vocab_size}")
             self._ids[slot, 0] = token
             self._see(slot, length + 1)
         for low, high in runs(sorted(slots), self._largest_gap):
