@@ -102,8 +102,8 @@ def _stop(before: set[int]) -> None:
     import ray
     from ray import serve
 
-    # Ray prints warnings about its own controller's end to our stderr; they would only worry
-    with contextlib.redirect_stderr(io.StringIO()):
+    # Ray prints warnings about its own controller's end; they would only worry
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         with contextlib.suppress(Exception):
             if ray.is_initialized():
                 serve.shutdown()

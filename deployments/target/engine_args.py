@@ -55,11 +55,21 @@ def environment(config: AppConfig) -> dict[str, str]:
         return env
     if config.target.cores:
         env["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(str(core) for core in config.target.cores)
-    # vLLM's CPU kernels wait in OpenMP barriers, which Intel's runtime does several times faster than GNU's.
-    openmp = Path(sys.prefix) / "lib" / "libiomp5.so"
-    if openmp.exists():
-        env["LD_PRELOAD"] = str(openmp)
+    if preload := preloaded_libraries():
+        env["LD_PRELOAD"] = ":".join(str(library) for library in preload)
     return env
+
+
+def preloaded_libraries() -> list[Path]:
+    """What vLLM wants loaded first on CPUs, where it is installed.
+
+    Its kernels wait in OpenMP barriers, which Intel's runtime does several times faster than GNU's; tcmalloc is the lesser gain.
+    """
+    found = [Path(sys.prefix) / "lib" / "libiomp5.so"]
+    for folder in ("/usr/lib", "/usr/lib64"):
+        found += sorted(Path(folder).glob("*-linux-gnu/libtcmalloc_minimal.so.4"))
+        found += sorted(Path(folder).glob("libtcmalloc_minimal.so.4"))
+    return [library for library in found if library.exists()]
 
 
 def runtime_env(config: AppConfig) -> dict[str, Any]:
