@@ -14,6 +14,7 @@ from vllm.entrypoints.generate.base.protocol import StreamOptions
 
 from deployments.api.trace import with_trace
 from deployments.chain.faults import FaultPolicy
+from deployments.target import stop_strings
 from deployments.target.discovery import Ask, DraftDiscovery
 from deployments.target.options import ChainOptions
 from deployments.target.replicas import Answers, ask_every_replica
@@ -38,6 +39,7 @@ class TargetServer(LLMServer):
     async def start(self) -> None:
         """Start the engine, then look for drafts for as long as the replica lives."""
         await super().start()
+        stop_strings.install(self.engine._engine_client.output_processor)
         tokenizer = self.engine._engine_client.get_tokenizer()
         self._decode = tokenizer.decode
         asks = {name: self._ask(handle) for name, handle in self._drafts.items()}
