@@ -9,7 +9,7 @@ from deployments.chain.noise import race
 from deployments.chain.protocol import Sampling
 
 CANDIDATES = 32  # how many likely tokens race at temperature > 0; the rest win too rarely to pay for hashing them
-_BLOCK = 128
+_GROUPS = 384
 
 Logits = npt.NDArray[np.float32]
 
@@ -31,17 +31,28 @@ _NO_PROBS = np.empty(0, np.float16)
 
 
 def most_likely(logits: Logits, k: int) -> npt.NDArray[np.int64]:
-    """Ids of the ``min(k, V)`` largest of ``logits [V]``, largest first, equal ones by id.
+    """Ids of the ``min(k, V)`` largest of ``logits [V]``, largest first, equal ones by id. Raises :class:`BadLogits` on NaN.
 
-    The k-th largest of block maxima bounds the k-th largest logit from below, so one pass finds a few candidates to sort:
-    several times faster than partitioning a whole vocabulary.
+    The vocabulary is dealt out to groups. The k-th largest of the groups' maxima bounds the k-th largest logit from below,
+    so only groups whose maximum reaches it hold candidates: far less to sort than a whole vocabulary.
     """
-    blocks = len(logits) // _BLOCK
-    if blocks >= k:
-        maxima = logits[: blocks * _BLOCK].reshape(blocks, _BLOCK).max(axis=1)
-        candidates = np.flatnonzero(logits >= np.partition(maxima, blocks - k)[blocks - k])
-    else:
+    rows = len(logits) // _GROUPS
+    if k > _GROUPS or rows < 2:
         candidates = np.arange(len(logits))
+        if np.isnan(logits).any():
+            raise BadLogits("a logit is not a number")
+    else:
+        # column c is the group of ids c, c + _GROUPS, …: maxima of columns are the fast direction in memory
+        dealt = logits[: rows * _GROUPS].reshape(rows, _GROUPS)
+        maxima = dealt.max(axis=0)
+        rest = np.arange(rows * _GROUPS, len(logits))
+        if np.isnan(maxima).any() or np.isnan(logits[rest]).any():
+            raise BadLogits("a logit is not a number")
+        bound = np.partition(maxima, _GROUPS - k)[_GROUPS - k]
+        columns = np.flatnonzero(maxima >= bound)
+        row, column = np.nonzero(dealt[:, columns] >= bound)
+        candidates = np.concatenate([row * _GROUPS + columns[column], rest])
+    # candidates ascend (row by row, columns in order), so a stable sort breaks ties by id
     return candidates[np.argsort(-logits[candidates], kind="stable")[:k]]
 
 
@@ -58,9 +69,8 @@ def choose(logits: Logits, sampling: Sampling, position: int, top_k: int) -> Cho
             raise BadLogits(f"logit {logits[token]} at position {position}")
         return Choice(token, _NO_IDS, _NO_PROBS)
     likely = most_likely(logits, top_k if greedy else max(CANDIDATES, top_k))
-    # NaN compares false: it is either the maximum of its block and hides the others, or would be missed here
-    if not len(likely) or not np.isfinite(logits[likely[0]]) or np.isnan(logits.max()):
-        raise BadLogits(f"logits at position {position} are not finite")
+    if not np.isfinite(logits[likely[0]]):
+        raise BadLogits(f"logit {logits[likely[0]]} at position {position}")
     scale = np.float32(1.0 if greedy else 1.0 / sampling.temperature)
     if greedy:
         token = int(likely[0])
@@ -69,8 +79,11 @@ def choose(logits: Logits, sampling: Sampling, position: int, top_k: int) -> Cho
         token = int(racing[race(logits[racing] * scale, racing, sampling.seed, position)])
     if not top_k:
         return Choice(token, _NO_IDS, _NO_PROBS)
-    shifted = (logits - logits[likely[0]]) * scale
-    probs = np.exp(shifted[likely[:top_k]]) / np.exp(shifted).sum()
+    weights = logits - logits[likely[0]]
+    if scale != 1.0:
+        weights *= scale
+    np.exp(weights, out=weights)
+    probs = weights[likely[:top_k]] / weights.sum()
     return Choice(token, likely[:top_k].astype(np.int32), _round_down(probs))
 
 

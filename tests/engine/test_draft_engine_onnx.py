@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
+from deployments.chain.faults import FaultPolicy
 from deployments.chain.noise import log_exponential
 from deployments.chain.protocol import PROTOCOL_VERSION, Commit, Draft, Sampling, Step
 from deployments.draft.engine import DraftEngine
+from hw.onnx.costs import StepCosts
 from hw.onnx.session import OnnxModel
 from tests.engine.test_onnx_session import greedy, prompts  # noqa: F401  (a fixture)
 from tests.models import model as folder
@@ -20,7 +22,9 @@ def model() -> OnnxModel:
 
 @pytest.fixture
 def drafter(model: OnnxModel) -> DraftEngine:
-    return DraftEngine(model, top_k=4, paced=False, prefill_wait_s=60.0, prefill_slice_s=0.1)
+    # Reading in one call and token by token round INT4 differently: make the engine read prompts in one, as the reference.
+    model.costs = StepCosts(0.05, 0.01, 0.001, 0.0001)
+    return DraftEngine(model, top_k=4, paced=False, prefill_wait_s=60.0, faults=FaultPolicy(prefill_budget_s=60.0))
 
 
 def step(drafter: DraftEngine, *commits: Commit, deadline_s: float = 60.0) -> list[Draft]:
