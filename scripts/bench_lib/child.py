@@ -102,6 +102,11 @@ class Child:
         line, self._buffer = self._buffer.split(b"\n", 1)
         return line
 
+    def cpu_seconds(self) -> float:
+        """Processor time its main process has used so far."""
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def freeze(self) -> None:
         self._signal(signal.SIGSTOP)
         self._frozen = True

@@ -61,6 +61,7 @@ class EngineBackend:
         worker, chain = self._children[0], chain_field(system)
         worker.ask(RUN_TIMEOUT_S, command="settle", chat=list(settle.messages), tokens=8, chain=chain)
         chats = [list(prompt.messages) for prompt in prompts]
+        drafted = self._draft_cpu_seconds()
         answer = worker.ask(
             RUN_TIMEOUT_S,
             command="run",
@@ -79,8 +80,13 @@ class EngineBackend:
             answer["seconds"],
             tuple(RequestFigures(**request) for request in answer["requests"]),
             tuple(answer["overhead_ms"]),
+            answer["cpu_seconds"],
+            self._draft_cpu_seconds() - drafted if len(self._children) > 1 else None,
             answer["stats"],
         )
+
+    def _draft_cpu_seconds(self) -> float:
+        return sum(child.cpu_seconds() for child in self._children[1:])
 
     def stop(self) -> None:
         for child in self._children:

@@ -11,6 +11,10 @@ from collections.abc import Iterator
 from typing import Any, TextIO
 
 
+SETTLE_TRIES = 40  # a frozen connection has missed its heartbeats and is made anew; a circuit may be open for seconds
+SETTLE_PAUSE_S = 0.4
+
+
 class Engine:
     """The engine behind the pipe; each public method is one command."""
 
@@ -47,15 +51,14 @@ class Engine:
 
     def settle(self, chat: list[dict[str, str]], tokens: int, chain: str | None) -> dict[str, Any]:
         """A short unmeasured answer after the process was frozen: caches fill, sockets notice that time has passed."""
-        for _ in range(5):
+        drafting = self._is_chain() and json.loads(chain or "{}").get("enabled", True)
+        for _ in range(SETTLE_TRIES):
             before = self._stats().get("drafted_tokens", 0.0)
             self._answer([[chat]], self._params(0.0, tokens, True, chain))
-            if not self._is_chain() or chain == '{"enabled": false}':
-                break
-            if self._stats().get("drafted_tokens", 0.0) > before:
-                break
-            time.sleep(0.3)
-        return {}
+            if not drafting or self._stats().get("drafted_tokens", 0.0) > before:
+                return {}
+            time.sleep(SETTLE_PAUSE_S)
+        raise RuntimeError("the draft brings nothing any more")
 
     def run(
         self,
@@ -70,18 +73,20 @@ class Engine:
         self._forget_suffixes()
         if self._is_chain():
             self._llm.collective_rpc("reset_draft_stats")
+        before = self._stats()  # drops are counted per connection, not since the reset
         params = self._params(temperature, max_tokens, ignore_eos, chain)
         prepared = [[{"prompt_token_ids": ids} for ids in self._render(group)] for group in groups]
         requests = []
-        started = time.perf_counter()
+        worked, started = time.process_time(), time.perf_counter()
         for prompts in prepared:
             requests += self._llm.generate(prompts, params, use_tqdm=False)
         seconds = time.perf_counter() - started
         return {
             "seconds": seconds,
+            "cpu_seconds": time.process_time() - worked,
             "requests": [_figures(request.outputs[0]) for request in requests],
             "overhead_ms": self._overhead(),
-            "stats": self._stats(),
+            "stats": {name: value - before.get(name, 0.0) for name, value in self._stats().items()},
         }
 
     # --- helpers --------------------------------------------------------------------------------------------------

@@ -28,6 +28,8 @@ class Sample:
     seconds: float
     requests: tuple[RequestFigures, ...]
     overhead_ms: tuple[float, ...] = field(default=(), repr=False)  # round - draft - verify, one for each round
+    cpu_seconds: float | None = None  # of the engine's process; None behind a URL
+    draft_cpu_seconds: float | None = None  # of the draft's, where it has one
     stats: dict[str, float] = field(default_factory=dict, repr=False)  # the chain's own counters, where it has them
 
     @property
@@ -133,10 +135,21 @@ def _row(
     }
     if overhead:
         row["round_overhead_ms"] = {"p50": percentile(overhead, 0.5), "p99": percentile(overhead, 0.99)}
+    worked = [sample.cpu_seconds / sample.seconds for sample in rows if sample.cpu_seconds is not None]
+    if worked:  # below what the engine could use, somebody else had the processors (or it waited for a draft)
+        row["engine_cores_used"] = spread(worked)
+        row["cpu_ms_per_token"] = {
+            "engine": median(_per_token(sample, sample.cpu_seconds) for sample in rows),
+            "draft": median(_per_token(sample, sample.draft_cpu_seconds) for sample in rows),
+        }
     misses = _misses(rows)
     if misses:
         row["rounds_without_draft"] = misses
     return row
+
+
+def _per_token(sample: Sample, seconds: float | None) -> float:
+    return 1e3 * (seconds or 0.0) / sum(request.tokens for request in sample.requests)
 
 
 def _misses(rows: list[Sample]) -> dict[str, int]:
