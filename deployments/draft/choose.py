@@ -56,11 +56,12 @@ def most_likely(logits: Logits, k: int) -> npt.NDArray[np.int64]:
     return candidates[np.argsort(-logits[candidates], kind="stable")[:k]]
 
 
-def choose(logits: Logits, sampling: Sampling, position: int, top_k: int) -> Choice:
+def choose(logits: Logits, sampling: Sampling, position: int, top_k: int, scratch: Logits | None = None) -> Choice:
     """Choose the token for ``position`` from ``logits [V]`` the way the target will.
 
     Greedy at temperature 0; above, the race of :mod:`deployments.chain.noise` with the target's noise. ``top_k``
-    probabilities are those of the temperature-matched softmax (temperature 1 when greedy). Raises :class:`BadLogits`.
+    probabilities are those of the temperature-matched softmax (temperature 1 when greedy). ``scratch [V]`` is overwritten:
+    an array of a vocabulary's size is otherwise mapped and faulted in anew each time. Raises :class:`BadLogits`.
     """
     greedy = sampling.temperature <= 0.0
     if greedy and not top_k:
@@ -79,7 +80,7 @@ def choose(logits: Logits, sampling: Sampling, position: int, top_k: int) -> Cho
         token = int(racing[race(logits[racing] * scale, racing, sampling.seed, position)])
     if not top_k:
         return Choice(token, _NO_IDS, _NO_PROBS)
-    weights = logits - logits[likely[0]]
+    weights = np.subtract(logits, logits[likely[0]], out=scratch)
     if scale != 1.0:
         weights *= scale
     np.exp(weights, out=weights)

@@ -67,6 +67,7 @@ class DraftEngine:
         self.vocab_size = min(model.vocab_size, target_vocab_size or model.vocab_size)
         self.top_k = min(top_k, self.vocab_size)
         self._model = model
+        self._scratch = np.empty(self.vocab_size, np.float32)
         self._store = SessionStore(model.slots, model.context, model.vocab_size, faults.session_lease_s)
         self._prefill_wait_s = min(prefill_wait_s, faults.prefill_budget_s)
         self._prefill_slice_s = prefill_slice_s
@@ -325,7 +326,7 @@ class DraftEngine:
         """Record that ``count`` more tokens have KV; at the frontier ``logits`` tell the next guess."""
         if session.pending == count:
             try:
-                choice = choose(logits[: self.vocab_size], session.sampling, session.total, self.top_k)
+                choice = choose(logits[: self.vocab_size], session.sampling, session.total, self.top_k, self._scratch)
             except BadLogits:
                 self._drop(session)
                 return
