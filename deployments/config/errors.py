@@ -79,7 +79,9 @@ def explain(error: ValidationError, model: type[BaseModel], root: str) -> list[s
             case "missing":
                 problems.append(f"{path}: required, but missing")
             case "value_error":
-                problems.append(f"{path}: {item['ctx']['error']}" if location else str(item["ctx"]["error"]))
+                text = str(item["ctx"]["error"])
+                # checks across sections name their own place, under the usual root
+                problems.append(f"{path}: {text}" if location else text.replace("args", root, 1))
             case _:
                 got = item.get("input")
                 shown = f" (got {got!r})" if not isinstance(got, dict | list) else ""

@@ -8,7 +8,6 @@ from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator
 
 from deployments.chain.faults import FaultPolicy
 from deployments.chain.protocol import MAX_DRAFT_TOKENS
-from deployments.config.errors import nearest
 from hw.providers import known_profiles
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
@@ -193,8 +192,7 @@ class AppConfig(Strict):
         ]:
             if pool not in self.pools:
                 known = ", ".join(sorted(self.pools))
-                hint = nearest(pool, self.pools)
-                raise ValueError(f"{where}.pool: no pool {pool!r}{hint if 'mean' in hint else f'; pools: {known}'}")
+                raise ValueError(f"{where}.pool: no pool {pool!r}; pools: {known}")
         names = [draft.name for draft in self.drafts]
         for name in names:
             if names.count(name) > 1:

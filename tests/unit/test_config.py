@@ -60,7 +60,7 @@ def test_good_config_resolves_paths_against_the_file(models: Path) -> None:
         ({"target__max_model_length": 9}, "args.target.max_model_length: unknown key; did you mean 'max_model_len'?"),
         ({"faults__draft_deadlin_s": 1}, "args.faults.draft_deadlin_s: unknown key; did you mean 'draft_deadline_s'?"),
         ({"target__pool": "gpuu"}, "args.target.pool: no pool 'gpuu'; pools: cpu"),
-        ({"drafts__0__pool": "cpux"}, "args.drafts[0].pool: no pool 'cpux'; did you mean 'cpu'?"),
+        ({"drafts__0__pool": "cpux"}, "args.drafts[0].pool: no pool 'cpux'; pools: cpu"),
         ({"drafts__0__tokens": 17}, "args.drafts[0].tokens: Input should be less than or equal to 16 (got 17)"),
         ({"faults__draft_deadline_s": 0}, "args.faults.draft_deadline_s: Input should be greater than 0 (got 0)"),
         ({"target__dtype": "int3"}, "args.target.dtype: Input should be"),
