@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator
 from typing import Any, TextIO
 
-
 SETTLE_TRIES = 40  # a frozen connection has missed its heartbeats and is made anew; a circuit may be open for seconds
 SETTLE_PAUSE_S = 0.4
 
