@@ -40,7 +40,7 @@ class InProcessChannel:
             return True
         with self._lock:
             answer = self.drafter.step(step)
-        if not step.commits:  # only closes: nobody waits for an answer
+        if not any(commit.want for commit in step.commits):  # closes and announcements: nobody waits for an answer
             return True
         ready = time.perf_counter() + self._delay_s
         self._answers.extend((ready, held) for held in self._held)

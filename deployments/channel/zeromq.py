@@ -240,8 +240,8 @@ class DraftServer:
                 self.dropped["superseded"] += 1
             left = max(0.0, step.deadline_s - (time.perf_counter() - received))
             answer = self._drafter.step(msgspec.structs.replace(step, deadline_s=left))
-            if not step.commits:
-                continue  # only closes: nobody waits
+            if not any(commit.want for commit in step.commits):
+                continue  # closes and announcements: nobody waits
             try:
                 self._socket.send_multipart([identity, self._encoder.encode(answer)], zmq.DONTWAIT)
             except zmq.ZMQError:

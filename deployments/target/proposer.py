@@ -142,6 +142,26 @@ class ChainProposer:
             return 0
         return max(0, want)
 
+    def announce(self, new_requests: list[Any]) -> None:
+        """Requests the engine is about to prefill (vLLM's ``NewRequestData``): drafts may start to read as well."""
+        if get_tp_group().rank_in_group != 0:
+            return
+        prompts = []
+        for new in new_requests:
+            params = new.sampling_params
+            options = options_of(params)
+            seed = seed_of(new.req_id, params, options)
+            self._options[new.req_id] = (options, seed)
+            tokens = new.prompt_token_ids
+            if params is None or tokens is None or self.rounds.knows(new.req_id):
+                continue
+            self.rounds.begin(new.req_id, options.id, len(tokens), options.trace)
+            drafting = options.enabled and (params.max_tokens is None or params.max_tokens > 2)
+            if drafting and (self.max_batch == 0 or len(self.runner.requests) < self.max_batch):
+                prompts.append((new.req_id, list(tokens), Sampling(params.temperature, seed)))
+        if prompts:
+            self.rounds.announce(prompts)
+
     def finish(self, requests: set[str]) -> None:
         """vLLM freed these requests (finished or aborted)."""
         for request in requests:

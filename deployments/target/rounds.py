@@ -13,6 +13,7 @@ from typing import Any
 from deployments.chain.circuit import Circuit
 from deployments.chain.faults import FaultPolicy
 from deployments.chain.protocol import (
+    DEADLINE,
     MAX_SESSIONS_PER_STEP,
     PROTOCOL_VERSION,
     UNKNOWN_SESSION,
@@ -53,6 +54,8 @@ class _Session:
     pending_wait_ms: float = 0.0
     pending_work_ms: float = 0.0
     reason: str = ""
+    behind: int = 0  # answers in a row that the draft was still reading the sequence
+    rest: int = 0  # steps it is left to read before it is asked again
 
 
 @dataclass(slots=True)
@@ -130,6 +133,26 @@ class DraftRounds:
         """A request reached the target; must precede its first :meth:`round`."""
         self._sessions[request] = _Session(Trace(keep_rounds, prompt_tokens), chain_id)
 
+    def announce(self, prompts: list[tuple[str, list[int], Sampling]]) -> None:
+        """Send prompts the target is about to read, so that drafts read them meanwhile. Waits for nothing."""
+        now = self._clock()
+        usable = [name for name, peer in self._peers.items() if peer.circuit.allows(now) and not peer.circuit.open]
+        if not usable:
+            return
+        commits: dict[str, list[Commit]] = {}
+        for request, tokens, sampling in prompts[:MAX_SESSIONS_PER_STEP]:
+            session = self._sessions[request]
+            session.draft, session.epoch = choose(request, usable), session.epoch + 1
+            commit = Commit(request, session.epoch, len(tokens), tokens, 0, sampling)
+            commits.setdefault(session.draft, []).append(commit)
+        self._number += 1
+        for name, batch in commits.items():
+            peer = self._peers[name]
+            if self._post(peer, Step(PROTOCOL_VERSION, self.target, self._number, 0.0, batch, peer.closed)):
+                peer.closed = []
+                for commit in batch:
+                    self._sessions[commit.session].sent = commit.length
+
     def knows(self, request: str) -> bool:
         return request in self._sessions
 
@@ -165,6 +188,10 @@ class DraftRounds:
         for sequence in running:
             session = self._sessions[sequence.request]
             if sequence.want <= 0:
+                continue
+            if session.rest:
+                session.rest -= 1
+                self._miss(session, "draft_reading")
                 continue
             if not usable:
                 self._miss(session, "circuit_open" if self._peers else "no_draft_replica")
@@ -261,10 +288,15 @@ class DraftRounds:
             elif not draft.tokens:
                 if draft.reason == UNKNOWN_SESSION:
                     session.epoch, session.sent = session.epoch + 1, 0
+                elif draft.reason == DEADLINE:
+                    # It reads in the time between messages, and each message interrupts it.
+                    session.behind += 1
+                    session.rest = min(1 << (session.behind - 1), self.faults.reading_rest_steps)
                 self._miss(session, draft.reason or "empty", wait_ms)
             elif len(draft.tokens) > commit.want or not all(0 <= t < self.vocab_size for t in draft.tokens):
                 self._miss(session, "bad_draft", wait_ms)
             else:
+                session.behind = 0
                 found[commit.session] = draft
 
     def _miss(self, session: _Session, reason: str, wait_ms: float = 0.0) -> None:

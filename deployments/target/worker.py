@@ -44,6 +44,8 @@ class ChainWorker:
         ended = set(scheduler_output.finished_req_ids)
         if ended:
             self._proposer.finish(ended)
+        if scheduler_output.scheduled_new_reqs:
+            self._proposer.announce(scheduler_output.scheduled_new_reqs)
         if scheduler_output.total_num_scheduled_tokens == 0:
             self._proposer.rounds.flush()
         return super().execute_model(scheduler_output)  # type: ignore[misc, no-any-return]

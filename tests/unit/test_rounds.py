@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.chain.faults import FaultPolicy
-from deployments.chain.protocol import PROTOCOL_VERSION, Draft, Drafts, Sampling, Step
+from deployments.chain.protocol import DEADLINE, PROTOCOL_VERSION, Draft, Drafts, Sampling, Step
 from deployments.channel.inprocess import InProcessChannel
 from deployments.target.rounds import DraftRounds, Running
 from tests.fakes import FakeDrafter, replay
@@ -147,6 +147,36 @@ def test_sessions_move_when_their_draft_leaves() -> None:
     rounds.set_channels({"b": InProcessChannel(second)})
     assert target.step()["r"]
     assert second.sessions["r"] == target.tokens["r"]
+
+
+def test_announced_prompts_are_read_before_the_first_round() -> None:
+    drafter = FakeDrafter(replay([TRUTH]))
+    rounds, _ = make(drafter)
+    target = Target(rounds, {"r": 5})
+    rounds.announce([("r", TRUTH[:5], Sampling(0.0, 1))])
+    assert drafter.sessions["r"] == TRUTH[:5]
+    assert target.step()["r"] == TRUTH[6:9]
+    assert rounds.stats().get("dropped:late", 0) == 0
+
+
+def test_a_draft_that_still_reads_is_left_alone_for_longer_and_longer() -> None:
+    class Reading(FakeDrafter):
+        def step(self, step: Step) -> Drafts:
+            super().step(step)
+            none = [Draft(c.session, c.epoch, c.length, [], DEADLINE) for c in step.commits]
+            return Drafts(PROTOCOL_VERSION, "reading", step.number, none if self.steps < 5 else [])
+
+    drafter = Reading(replay([TRUTH]))
+    rounds, _ = make(drafter)
+    target = Target(rounds, {"r": 5})
+    asked = []
+    for _ in range(24):
+        before = drafter.steps
+        target.step()
+        asked.append(drafter.steps - before)
+    gaps = [index for index, value in enumerate(asked) if value]
+    assert gaps[:4] == [0, 2, 5, 10]
+    assert rounds.reasons["draft_reading"] >= 7
 
 
 def test_without_any_draft_every_step_is_plain() -> None:
