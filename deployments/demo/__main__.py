@@ -79,7 +79,7 @@ def _serve(console: Console, file: Path, port: int | None, once: bool) -> None:
             if problems:
                 raise DemoError("\n".join(problems))
             deploy(content)
-            _wait(progress, application, config)
+            _wait(progress, application, config, ray.logs)
             console.print(f"ready after {time.monotonic() - started:.0f} s, logs in {ray.logs}", highlight=False)
             url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"  # noqa: S104 - compared, not bound
             step = progress.add_task("chatting")
@@ -126,11 +126,11 @@ def _core_problems(config: AppConfig) -> list[str]:
     ]
 
 
-def _wait(progress: Progress, application: str, config: AppConfig) -> None:
+def _wait(progress: Progress, application: str, config: AppConfig, logs: Path) -> None:
     names = deployment_names(config)
     building = progress.add_task("building the application")
     steps: dict[str, Any] = {}
-    for states in watch(application, config.fault_policy.start_timeout_s, names):
+    for states in watch(application, config.fault_policy.start_timeout_s, names, logs):
         for name, state in states.items():
             if name not in steps:
                 _done(progress, building)

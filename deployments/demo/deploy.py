@@ -4,6 +4,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from deployments.demo.client import DemoError
@@ -33,8 +34,12 @@ def deploy(content: Mapping[str, Any]) -> None:
     _get_global_client().deploy_apps(schema)
 
 
-def watch(application: str, timeout_s: float, wanted: list[str]) -> Iterator[dict[str, State]]:
+def watch(
+    application: str, timeout_s: float, wanted: list[str], logs: Path | None = None
+) -> Iterator[dict[str, State]]:
     """Yield the states of all deployments until every one of ``wanted`` is healthy.
+
+    ``logs``: Ray's log folder, searched for what an engine process died of, which its parent does not know.
 
     Raises:
         DemoError: with the one cause, as soon as anything fails to start.
@@ -49,7 +54,8 @@ def watch(application: str, timeout_s: float, wanted: list[str]) -> Iterator[dic
             yield states
             for state in states.values():
                 if state.status in FAILED or "failed to start" in state.message:
-                    raise DemoError(f"{state.name} failed to start: {cause(state.message)}")
+                    reason = (engine_cause(logs) if logs is not None else None) or cause(state.message)
+                    raise DemoError(f"{state.name} failed to start: {reason}")
             if status.status.value in FAILED:
                 raise DemoError(f"the application could not be built: {cause(status.message)}")
             if all(name in states and states[name].status == "HEALTHY" for name in wanted):
@@ -65,6 +71,16 @@ def cause(message: str) -> str:
     raised = [line for line in lines if re.match(r"^([\w.]+\.)?\w*(Error|Exception|Interrupt|Exit)\b.*:", line)]
     text = raised[-1] if raised else (lines[-1] if lines else "no reason given")
     return re.sub(r"^([\w.]+\.)?(\w*(Error|Exception)): ", "", text)
+
+
+def engine_cause(logs: Path) -> str | None:
+    """The exception that an engine process logged before it died."""
+    for file in sorted(logs.glob("worker-*.out"), reverse=True):
+        for line in reversed(file.read_text(errors="replace").splitlines()):
+            found = re.match(r"\(EngineCore[^)]*\) ERROR [^\]]*\] (?:[\w.]+\.)?\w+(?:Error|Exception): (.+)$", line)
+            if found:
+                return found.group(1)
+    return None
 
 
 def wait_for_drafts(application: str, target: str, count: int, timeout_s: float, tick: Callable[[], None]) -> int:

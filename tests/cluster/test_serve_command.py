@@ -28,7 +28,7 @@ def run(tmp_path: Path, content: Any, *arguments: str) -> tuple[str, float]:
     file.write_text(content if isinstance(content, str) else yaml.safe_dump(content))
     started = time.monotonic()
     result = subprocess.run(
-        command(file, "--once", *arguments), capture_output=True, text=True, cwd=REPOSITORY, timeout=240
+        command(file, "--once", *arguments), capture_output=True, text=True, cwd=REPOSITORY, timeout=400
     )
     took = time.monotonic() - started
     assert result.returncode == 1, result.stdout + result.stderr
@@ -96,8 +96,8 @@ def test_pool_that_this_machine_lacks(tmp_path: Path) -> None:
 def test_engine_that_cannot_start(tmp_path: Path) -> None:
     said, took = run(tmp_path, embedded_config(kv_cache_gib=0.001))
     assert said.count("error:") == 1
-    assert "failed to start" in said
-    assert took < 120  # an engine start and its end; 60 s on a machine that does nothing else
+    assert "failed to start: No available memory for the cache blocks" in said
+    assert took < 300  # an engine start and its end: under a minute on a machine that does nothing else
 
 
 def test_sigterm_while_starting_leaves_nothing(tmp_path: Path) -> None:

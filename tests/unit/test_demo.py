@@ -1,0 +1,52 @@
+"""What the demo makes of Serve's messages and of traces."""
+
+import io
+from pathlib import Path
+
+from rich.console import Console
+
+from deployments.demo import show
+from deployments.demo.client import Answer
+from deployments.demo.deploy import cause, engine_cause
+
+
+def test_cause_is_the_exceptions_own_words() -> None:
+    message = (
+        "A replica failed to start with exception. Retrying 2 more time(s). Error:\n\x1b[36mray::Replica()\x1b[39m\n"
+        '  File "x.py", line 1, in f\nRuntimeError: inner\n\nThe above exception was ...\nValueError: no model here: x'
+    )
+    assert cause(message) == "no model here: x"
+    assert cause("something else") == "something else"
+
+
+def test_engine_cause_is_read_from_the_log(tmp_path: Path) -> None:
+    assert engine_cause(tmp_path) is None
+    (tmp_path / "worker-1.out").write_text(
+        "(EngineCore pid=1) ERROR 11-30 08:10:00 [core.py:1] Traceback (most recent call last):\n"
+        "(EngineCore pid=1) ERROR 11-30 08:10:00 [core.py:1] ValueError: No memory for x\n(EngineCore pid=1) bye\n"
+    )
+    assert engine_cause(tmp_path) == "No memory for x"
+
+
+def test_answer_is_shown_with_its_figures() -> None:
+    rounds = [
+        {"drafted": [], "accepted": 0, "source": "", "wait_ms": 0.0, "reason": "[odd]", "own_text": "Hi"},
+        {
+            "drafted": [1, 2],
+            "accepted": 1,
+            "source": "int4#a",
+            "wait_ms": 1.0,
+            "accepted_text": " a\n",
+            "own_text": "b",
+        },
+    ]
+    summary = {"accepted": 1, "drafted": 2, "acceptance": 0.5, "tokens_per_round": 1.5}
+    chained = Answer("Hi a\nb", 3, 0.5, {"rounds": rounds, "summary": summary})
+    console = Console(width=100, record=True, file=io.StringIO())
+    show.answer(console, chained, Answer("Hi a\nb", 3, 1.0, None))
+    text = console.export_text()
+    assert "1 of 2 (50%)" in text
+    assert "4.0 (2.00x)" in text
+    assert "[odd]" in text
+    assert "differ" not in text
+    assert show.coloured(rounds, "").plain == "Hi a\nb"
