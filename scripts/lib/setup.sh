@@ -112,7 +112,8 @@ chain_advice() {
         *"No space left"*)
             printf '  The disk is full: about 6 GB are needed on a CPU machine, 20 GB on a GPU machine.\n' ;;
         *"ProxyError"* | *"Connection"* | *"connection"* | *"Temporary failure"* | *"timed out"* | *"SSLError"* | *"NewConnection"*)
-            printf '  The package index cannot be reached: check the network, HTTPS_PROXY, and PIP_INDEX_URL if you use a mirror.\n' ;;
+            printf '  The package index cannot be reached: check the network, HTTPS_PROXY, and PIP_INDEX_URL if you use a mirror.\n'
+            printf '  A folder with wheels fetched elsewhere (torch, say) can be named with PIP_FIND_LINKS.\n' ;;
         *"Could not find a version"* | *"No matching distribution"*)
             printf '  The index lacks this release: check PIP_INDEX_URL, pip.conf, and that this is Linux on x86-64.\n' ;;
         *"CMake Error"* | *"error: command"* | *"g++"* | *"Python.h"*)
