@@ -62,12 +62,15 @@ def chain_with_tokens(tokens: int) -> System:
 HTTP_SYSTEMS = ("plain", "chain", "chain_off")
 
 
-def http_system(name: str) -> System:
-    """A system behind a base URL."""
+def http_system(name: str, url: str = "") -> System:
+    """A system behind a base URL; without one, behind a server that the benchmark starts."""
     if name not in HTTP_SYSTEMS:
         raise ValueError(f"no HTTP system {name!r}; there are: {', '.join(HTTP_SYSTEMS)}")
+    server = "plain" if name == "plain" else "chain"
     cores: Literal["all", "target"] = "target" if name == "chain_off" else "all"
-    return System(name, cores, "http", f"http:{name}", chain_enabled=None if name == "plain" else name == "chain")
+    return System(
+        name, cores, "http", f"http:{url or server}", chain_enabled=None if name == "plain" else name == "chain"
+    )
 
 
 def plan_cells(

@@ -1,11 +1,10 @@
-"""Command line of ``scripts/bench``."""
+"""Command line of ``scripts/bench``: options to backends, measurements to a report."""
 
-import argparse
 import os
+import signal
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,179 +12,15 @@ from rich.console import Console
 
 from scripts.bench_lib import machine, report, settings
 from scripts.bench_lib.backend import Backend
-from scripts.bench_lib.cells import ENGINE_SYSTEMS, HTTP_SYSTEMS, System, chain_with_tokens, http_system, plan_cells
+from scripts.bench_lib.cells import plan_cells
 from scripts.bench_lib.engine import ROOT, EngineBackend
 from scripts.bench_lib.http_backend import HttpBackend
-from scripts.bench_lib.prompts import MEASURED_SETS, WARMUP_SET, load_prompts
-from scripts.bench_lib.session import Session
-
-EPILOG = """\
-systems
-  plain              vLLM by itself on all cores; with --mode compiled (default) what vLLM does best
-  plain_target_core  vLLM by itself on the cores that the chain's target has, eager as there (system "plain", cores "target")
-  ngram, suffix      vLLM's own speculative modes on all cores, in the same mode as plain
-  chain              this project: target on its cores, INT4 draft on the other one
-  chain_off          the same engine with the chain turned off for each request
-  wrong_draft        the same with a draft that is always wrong: what drafting costs when it brings nothing
-
-how it measures
-  Every system is a process of its own. All of them run the same cell directly after one another, then the next cell, for
-  several repetitions; idle processes are frozen (SIGSTOP), so they take no processor time. Each repetition has other
-  prompts; the warm-up has prompts that are never measured; vLLM's prefix cache and suffix's cache of earlier answers are
-  emptied before each cell. Counted are completion tokens, never drafted ones. Ratios are ratios of medians.
-
-examples
-  scripts/bench --quick                                    a first look in under three minutes
-  scripts/bench --out docs/benchmarks/latest.json          everything (about an hour and a half on two cores)
-  scripts/bench --systems plain_target_core,chain --sets prose --batches 1 --temperatures 0 --tokens 1,2,3,4
-  scripts/bench --systems "" --http chain=http://127.0.0.1:8000 --http chain_off=http://127.0.0.1:8000
-"""
-
-QUICK = {
-    "systems": "plain,plain_target_core,ngram,suffix,chain,wrong_draft",
-    "batches": "1,8",
-    "temperatures": "0",
-    "until": "length",
-    "length": 40,
-    "mode": "eager",
-    "prompts": 2,
-    "start_together": 2,
-}
-FULL = {
-    "systems": ",".join(ENGINE_SYSTEMS),
-    "batches": "1,4,8,32",
-    "temperatures": "0,1",
-    "until": "length,eos",
-    "length": 128,
-    "mode": "compiled",
-    "prompts": 4,
-    "start_together": 1,
-}
-
+from scripts.bench_lib.options import Options, read_options
+from scripts.bench_lib.prompts import WARMUP_SET, load_prompts
+from scripts.bench_lib.served import ServedBackend, base_config, served_config
+from scripts.bench_lib.session import Measured, Session
 
 BUSY_SHARE = 0.1  # of all cores, by others, above which a warning is due
-
-
-@dataclass(frozen=True)
-class Options:
-    """The command line, checked."""
-
-    systems: list[System]
-    urls: dict[str, str]
-    sets: list[str]
-    batches: list[int]
-    temperatures: list[float]
-    until: list[Any]
-    repetitions: int
-    tokens: list[int]
-    length: int
-    eos_length: int
-    prompts: int
-    mode: settings.Mode
-    start_together: int
-    target: Path
-    draft: Path
-    out: Path
-    quick: bool
-
-
-def parser() -> argparse.ArgumentParser:
-    result = argparse.ArgumentParser(
-        prog="scripts/bench",
-        description="Run this system and vLLM's own modes side by side and compare committed tokens per second.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = result.add_argument
-    add("--quick", action="store_true", help="batch 1 and 8, greedy, short answers, eager baselines: under 3 minutes")
-    add("--systems", metavar="A,B", help=f"of {', '.join(ENGINE_SYSTEMS)}; empty for none (default: all)")
-    add(
-        "--http",
-        metavar="SYSTEM=URL",
-        action="append",
-        default=[],
-        help=f"also measure a running server as a client sees it; SYSTEM is one of {', '.join(HTTP_SYSTEMS)}",
-    )
-    add("--sets", metavar="A,B", default=",".join(MEASURED_SETS), help="prompt sets (default: prose,copy)")
-    add("--batches", metavar="N,M", help="requests at once, up to 32 (default: 1,4,8,32)")
-    add("--temperatures", metavar="X,Y", help="sampling temperatures (default: 0,1; no seeds)")
-    add("--until", metavar="A,B", help="length: forced length; eos: the model stops by itself (default: both)")
-    add("--length", type=int, metavar="N", help="forced answer length in tokens (default: 128; quick: 40)")
-    add("--eos-length", type=int, metavar="N", default=256, help="bound where the model stops itself (default: 256)")
-    add("--prompts", type=int, metavar="N", help="least prompts of one repetition (default: 4; quick: 2)")
-    add("--repetitions", type=int, metavar="N", default=3, help="turns of every system at every cell (default: 3)")
-    add(
-        "--tokens",
-        metavar="T",
-        default="3",
-        help="draft tokens a round of the chain (default: 3); a list 1,2,4 measures chain_t1, chain_t2, ... side by side",
-    )
-    add("--mode", choices=("compiled", "eager"), help="vLLM's own modes on all cores (default: compiled; quick: eager)")
-    add(
-        "--models",
-        type=Path,
-        metavar="DIR",
-        default=ROOT / "models",
-        help="folder with target/ and draft-int4/ (default: models/; scripts/prepare_models fills it)",
-    )
-    add("--target", type=Path, metavar="DIR", help="target checkpoint, instead of MODELS/target")
-    add("--draft", type=Path, metavar="DIR", help="draft model, instead of MODELS/draft-int4")
-    add("--start-together", type=int, metavar="N", help="engines started at the same time (default: 1; quick: 2)")
-    add("--out", type=Path, metavar="FILE", default=ROOT / "results" / "bench.json",
-        help="JSON result; Markdown is written beside it (default: results/bench.json)")  # fmt: skip
-    return result
-
-
-def read_options(argv: Sequence[str] | None = None) -> Options:
-    """Parse; exits with a sentence on what cannot be."""
-    command = parser()
-    raw = command.parse_args(argv)
-    for key, value in (QUICK if raw.quick else FULL).items():
-        if getattr(raw, key) is None:
-            setattr(raw, key, value)
-    try:
-        urls = dict(item.split("=", 1) for item in raw.http)
-        tokens = [int(x) for x in _split(raw.tokens)]
-        systems = [s for name in _split(raw.systems) for s in _engine_systems(name, tokens)] + [
-            http_system(name) for name in urls
-        ]
-        options = Options(
-            systems, urls, _split(raw.sets), [int(x) for x in _split(raw.batches)],
-            [float(x) for x in _split(raw.temperatures)], _split(raw.until), raw.repetitions, tokens, raw.length,
-            raw.eos_length, raw.prompts, raw.mode, raw.start_together, raw.target or raw.models / "target",
-            raw.draft or raw.models / "draft-int4", raw.out, raw.quick,
-        )  # fmt: skip
-    except ValueError as error:
-        command.error(str(error))
-    if not options.systems:
-        command.error("nothing to measure: --systems is empty and there is no --http")
-    if not set(options.until) <= {"length", "eos"}:
-        command.error(f"--until takes length and eos, not {','.join(options.until)}")
-    if not options.batches or not all(1 <= batch <= settings.MAX_BATCH for batch in options.batches):
-        command.error(f"--batches takes 1 to {settings.MAX_BATCH}")
-    if min(options.repetitions, options.length, options.eos_length, options.prompts, options.start_together) < 1:
-        command.error("--repetitions, --length, --eos-length, --prompts and --start-together start at 1")
-    if not options.tokens or not all(1 <= tokens <= 16 for tokens in options.tokens):
-        command.error("--tokens takes 1 to 16")
-    if any(s.via == "engine" for s in options.systems) and not (options.target / "config.json").is_file():
-        command.error(
-            f"no target checkpoint in {options.target}: run scripts/prepare_models, or name one with --target"
-        )
-    if any(s.engine == "chain" for s in options.systems) and not (options.draft / "model.onnx").is_file():
-        command.error(f"no draft model in {options.draft}: run scripts/prepare_models, or name one with --draft")
-    return options
-
-
-def _split(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
-
-
-def _engine_systems(name: str, tokens: list[int]) -> list[System]:
-    if name not in ENGINE_SYSTEMS:
-        raise ValueError(f"no system {name!r}; there are: {', '.join(ENGINE_SYSTEMS)}")
-    if name == "chain" and len(tokens) > 1:
-        return [chain_with_tokens(count) for count in tokens]
-    return [ENGINE_SYSTEMS[name]]
 
 
 def backends(options: Options, cores: settings.Cores, logs: Path) -> dict[str, Backend]:
@@ -194,8 +29,19 @@ def backends(options: Options, cores: settings.Cores, logs: Path) -> dict[str, B
     for system in options.systems:
         if system.engine in found:
             continue
-        if system.via == "http":
+        if system.via == "http" and options.urls[system.name]:
             found[system.engine] = HttpBackend(system.engine, options.urls[system.name])
+        elif system.via == "http":
+            config = served_config(
+                "plain" if system.name == "plain" else "chain",
+                base_config(),
+                target=options.target,
+                draft=options.draft,
+                cores=cores,
+                mode=options.mode,
+                tokens=max(options.tokens),
+            )
+            found[system.engine] = ServedBackend(system.engine, config, logs)
         else:
             engine = settings.engine_settings(system.engine, options.target, cores, options.mode, max(options.tokens))
             found[system.engine] = EngineBackend(engine, cores, options.draft, logs)
@@ -214,8 +60,16 @@ def notes(options: Options, cores: settings.Cores) -> list[str]:
         "ratios of medians. Accepted: share of drafted tokens, pooled and as the mean over requests.",
         "Each repetition has other prompts as far as the sets reach (40 each); suffix's cache of earlier answers and the "
         "prefix cache are emptied before every cell; warm-up uses a third set.",
+        "Over HTTP, servers that the benchmark starts run one after another, not interleaved with the rest.",
         f"ngram: {settings.NGRAM}; suffix: vLLM's default values. Temperature 1 without seeds.",
     ]
+
+
+def phases(found: Mapping[str, Backend]) -> list[dict[str, Backend]]:
+    """What runs side by side: everything that can be frozen or is somebody else's, then each server of ours alone."""
+    together = {name: backend for name, backend in found.items() if not isinstance(backend, ServedBackend)}
+    alone = [{name: backend} for name, backend in found.items() if isinstance(backend, ServedBackend)]
+    return ([together] if together else []) + alone
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -224,49 +78,50 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not console.is_terminal:
         console = Console(width=140)
     cores = settings.Cores.split(os.sched_getaffinity(0))
-    logs = options.out.parent / f"{options.out.stem}-logs" if options.out.is_relative_to(ROOT / "results") else (
-        ROOT / "results" / "bench-logs"
-    )  # fmt: skip
+    logs = ROOT / "results" / f"{options.out.stem}-logs"
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     started = time.monotonic()
     busy = machine.busy_share()
     if busy > BUSY_SHARE:
         console.print(f"[yellow]other programs keep {busy:.0%} of this machine busy: the figures will say little[/]")
-    session = Session(
-        options.systems,
-        backends(options, cores, logs),
-        {name: load_prompts(name) for name in options.sets},
-        load_prompts(WARMUP_SET),
-        console,
-        options.prompts,
-    )
     cells = plan_cells(
         options.sets, options.batches, options.temperatures, options.until, options.length, options.eos_length
     )
     console.print(f"{len(cells)} cells x {len(options.systems)} systems x {options.repetitions} repetitions")
-    session.run(cells, options.repetitions, options.start_together)
-    if not session.samples:
+    measured = Measured()
+    prompts = {name: load_prompts(name) for name in options.sets}
+    for group in phases(backends(options, cores, logs)):
+        if not measured.interrupted:
+            systems = [system for system in options.systems if system.engine in group]
+            session = Session(systems, group, prompts, load_prompts(WARMUP_SET), console, options.prompts, measured)
+            session.run(cells, options.repetitions, options.start_together)
+    if not measured.samples:
         console.print("[red]nothing was measured[/]")
-        return 1
+        return 130 if measured.interrupted else 1
     result = report.build(
-        session.samples,
+        measured.samples,
         ROOT,
         quick=options.quick,
-        interrupted=session.interrupted,
+        interrupted=measured.interrupted,
         seconds=round(time.monotonic() - started, 1),
         systems=[system.key.split("@")[0] for system in options.systems],
-        left_out=session.left_out,
+        left_out=measured.left_out,
         other_load={"before": busy, "after": machine.busy_share()},
-        start_seconds=session.start_seconds,
+        start_seconds=measured.start_seconds,
         notes=notes(options, cores),
     )
+    _show(console, result, options.out)
+    return 130 if measured.interrupted else 0
+
+
+def _show(console: Console, result: dict[str, Any], out: Path) -> None:
     for title, rows in report.cells(result):
         console.print(report.table(title, rows))
-    page = report.write(result, options.out)
+    page = report.write(result, out)
     overhead = result["round_overhead_ms"]
     if overhead["p50"] is not None:
         console.print(f"round overhead p50 {overhead['p50']:.2f} ms, p99 {overhead['p99']:.2f} ms")
-    console.print(f"written: {options.out} and {page}")
-    return 130 if session.interrupted else 0
+    console.print(f"written: {out} and {page}", soft_wrap=True)
 
 
 if __name__ == "__main__":

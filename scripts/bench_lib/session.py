@@ -14,8 +14,18 @@ from scripts.bench_lib.statistics import Sample
 
 
 @dataclass
+class Measured:
+    """What came out, whole or interrupted; several sessions may add to one."""
+
+    samples: list[Sample] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
+    start_seconds: dict[str, float] = field(default_factory=dict)
+    interrupted: bool = False
+
+
+@dataclass
 class Session:
-    """Holds what was measured; an interrupted session still has everything up to the interruption."""
+    """Lets systems take turns. An interrupted session still leaves everything up to the interruption."""
 
     systems: Sequence[System]
     backends: Mapping[str, Backend]
@@ -23,10 +33,7 @@ class Session:
     warmup: list[Prompt]
     console: Console
     prompts_at_least: int = 4
-    samples: list[Sample] = field(default_factory=list)
-    left_out: dict[str, str] = field(default_factory=dict)
-    start_seconds: dict[str, float] = field(default_factory=dict)
-    interrupted: bool = False
+    measured: Measured = field(default_factory=Measured)
 
     def run(self, cells: Sequence[Cell], repetitions: int, start_together: int = 1) -> None:
         """Start, measure, stop. Ctrl-C ends it early, an engine's failure ends only that engine."""
@@ -35,7 +42,7 @@ class Session:
             self._start(sorted({cell.batch for cell in cells}), pool)
             self._measure(cells, repetitions)
         except KeyboardInterrupt:
-            self.interrupted = True
+            self.measured.interrupted = True
             self.console.print("[yellow]interrupted: writing what was measured[/]")
         finally:
             for backend in self.backends.values():
@@ -54,7 +61,7 @@ class Session:
             list(pool.map(start, self.backends.values()))
 
     def _started(self, backend: Backend, batches: list[int]) -> None:
-        self.start_seconds[backend.name] = backend.start(self.warmup, batches)
+        self.measured.start_seconds[backend.name] = backend.start(self.warmup, batches)
 
     def _measure(self, cells: Sequence[Cell], repetitions: int) -> None:
         plan = list(turns(cells, self.systems, repetitions))
@@ -62,7 +69,7 @@ class Session:
             task = progress.add_task("measuring", total=sum(_weight(cell) for _, cell, _ in plan), name="")
             for repetition, cell, system in plan:
                 backend = self.backends[system.engine]
-                if backend.name not in self.left_out:
+                if backend.name not in self.measured.left_out:
                     progress.update(task, name=f"{cell.label} · {system.key} ({repetition + 1}/{repetitions})")
                     self._guard(backend, self._one(backend, cell, system, repetition))
                     self._log(progress)
@@ -71,15 +78,15 @@ class Session:
     def _one(self, backend: Backend, cell: Cell, system: System, repetition: int) -> Callable[[], None]:
         def measure() -> None:
             prompts = prompts_for(self.prompts[cell.set], cell.batch, repetition, self.prompts_at_least)
-            settle = self.warmup[len(self.samples) % len(self.warmup)]
-            self.samples.append(backend.measure(cell, system, repetition, prompts, settle))
+            settle = self.warmup[len(self.measured.samples) % len(self.warmup)]
+            self.measured.samples.append(backend.measure(cell, system, repetition, prompts, settle))
 
         return measure
 
     def _log(self, progress: Progress) -> None:
         """One line a measurement where no bar can be drawn."""
-        if not self.console.is_terminal and self.samples:
-            last, task = self.samples[-1], progress.tasks[0]
+        if not self.console.is_terminal and self.measured.samples:
+            last, task = self.measured.samples[-1], progress.tasks[0]
             left = f"{task.time_remaining / 60:.0f} min left" if task.time_remaining is not None else ""
             self.console.print(
                 f"{task.percentage:3.0f} % {last.cell.label} · {last.system.key} ({last.repetition + 1}): "
@@ -91,7 +98,7 @@ class Session:
         try:
             action()
         except RuntimeError as error:
-            self.left_out[backend.name] = str(error)
+            self.measured.left_out[backend.name] = str(error)
             self.console.print(f"[red]{backend.name} left out:[/] {error}", highlight=False, markup=True)
             backend.stop()
 

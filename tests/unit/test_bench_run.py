@@ -11,13 +11,16 @@ import pytest
 from rich.console import Console
 
 from deployments.chain.protocol import PROTOCOL_VERSION, Commit, Step
+from deployments.config import AppConfig
 from scripts.bench_lib import settings
 from scripts.bench_lib.backend import chain_field
 from scripts.bench_lib.cells import ENGINE_SYSTEMS, Cell, http_system, plan_cells, turns
 from scripts.bench_lib.child import Child, ChildError
-from scripts.bench_lib.cli import read_options
+from scripts.bench_lib.cli import phases
 from scripts.bench_lib.http_backend import figures
+from scripts.bench_lib.options import read_options
 from scripts.bench_lib.prompts import Prompt
+from scripts.bench_lib.served import ServedBackend, base_config, served_config
 from scripts.bench_lib.session import Session
 from scripts.bench_lib.statistics import RequestFigures, Sample
 from scripts.bench_lib.wrong_draft import WrongDrafter
@@ -176,9 +179,9 @@ def test_a_session_measures_everything_and_stops_everybody():
     backends = FakeBackend("plain"), FakeBackend("ngram")
     running = session(*backends)
     running.run(CELLS, 3, start_together=2)
-    assert len(running.samples) == 12
+    assert len(running.measured.samples) == 12
     assert all(backend.stopped for backend in backends)
-    assert not running.left_out
+    assert not running.measured.left_out
 
 
 @pytest.mark.parametrize(("fail_at", "kept"), [("start", 0), (1, 0), (3, 2)])
@@ -186,8 +189,8 @@ def test_a_failing_engine_is_left_out_with_its_reason(fail_at, kept):
     broken, healthy = FakeBackend("suffix", fail_at), FakeBackend("plain")
     running = session(broken, healthy)
     running.run(CELLS, 3)
-    assert running.left_out == {"suffix": "out of memory"}
-    assert Counter(s.system.name for s in running.samples) == Counter({"plain": 6, "suffix": kept})
+    assert running.measured.left_out == {"suffix": "out of memory"}
+    assert Counter(s.system.name for s in running.measured.samples) == Counter({"plain": 6, "suffix": kept})
     assert broken.stopped
 
 
@@ -195,8 +198,8 @@ def test_an_interrupt_keeps_what_was_measured():
     backend = FakeBackend("plain", fail_at=4, error=KeyboardInterrupt())
     running = session(backend)
     running.run(CELLS, 3)
-    assert running.interrupted
-    assert len(running.samples) == 3
+    assert running.measured.interrupted
+    assert len(running.measured.samples) == 3
     assert backend.stopped
 
 
@@ -279,3 +282,32 @@ def test_several_draft_lengths_share_one_engine(models):
         '{"enabled": true, "tokens": 4}',
         '{"enabled": false}',
     ]
+
+
+def test_http_systems_share_a_server_where_they_can(models):
+    options = read_options(["--models", models, "--systems", "", "--http", "chain,chain_off,plain=http://h:1"])
+    assert [(s.key, s.engine) for s in options.systems] == [
+        ("chain@http", "http:chain"),
+        ("chain_off@http", "http:chain"),
+        ("plain@http", "http:http://h:1"),
+    ]
+
+
+def test_servers_of_ours_run_alone(tmp_path):
+    served = ServedBackend("http:chain", {}, tmp_path)
+    found = {"http:chain": served, "plain": FakeBackend("plain"), "ngram": FakeBackend("ngram")}
+    assert [list(group) for group in phases(found)] == [["plain", "ngram"], ["http:chain"]]
+    served.stop()  # never started
+
+
+def test_served_configs_are_valid_and_differ_by_the_chain(tmp_path):
+    (tmp_path / "d").mkdir()
+    given = {"target": tmp_path, "draft": tmp_path / "d", "cores": CORES, "mode": "compiled", "tokens": 2}
+    base = base_config()
+    plain, chain = (served_config(kind, base, **given)["applications"][0]["args"] for kind in ("plain", "chain"))
+    assert plain["drafts"] == []
+    assert (plain["target"]["cores"], plain["target"]["eager"]) == ([0, 1], False)
+    assert (chain["target"]["cores"], chain["drafts"][0]["cores"], chain["drafts"][0]["tokens"]) == ([0], [1], 2)
+    assert base == base_config()  # unchanged
+    for args in (plain, chain):
+        AppConfig.model_validate(args)
