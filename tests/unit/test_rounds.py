@@ -96,7 +96,7 @@ def test_a_draft_that_forgot_the_session_gets_it_whole() -> None:
 
 
 def test_silent_draft_costs_three_deadlines_then_nothing() -> None:
-    rounds, link = make(fault=lambda number: "mute")
+    rounds, _ = make(fault=lambda number: "mute")
     target = Target(rounds, {"r": 5})
     for _ in range(10):
         target.step()
