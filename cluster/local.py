@@ -14,6 +14,11 @@ from cluster.processes import adopt_orphans, descendants, end_descendants
 
 STOP_GRACE_S = 8.0
 PREFIX = "chain-ray-"
+SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Ray runs its workers at niceness 15: beside any other busy process an engine then gets next to nothing of its core
+    "RAY_worker_niceness": "0",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +68,9 @@ def private_ray(
     before = {process.pid for process in descendants()}
     adopt_orphans()
     folder = Path(tempfile.mkdtemp(prefix=PREFIX))  # short: Unix socket paths are limited to 107 characters
-    saved = {name: os.environ.get(name) for name in ("PYTHONPATH", "RAY_ADDRESS", "RAY_USAGE_STATS_ENABLED")}
+    saved = {name: os.environ.get(name) for name in ("PYTHONPATH", "RAY_ADDRESS", *SETTINGS)}
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(pythonpath), saved["PYTHONPATH"]]))
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ.update({name: value for name, value in SETTINGS.items() if saved[name] is None})
     os.environ.pop("RAY_ADDRESS", None)  # "private" must not mean somebody else's cluster
     try:
         yield _start(folder, cpus, resources, labels)
