@@ -53,7 +53,8 @@ def log_exponential(seed: int, position: int, token_ids: npt.NDArray[np.integer]
     u = ((x >> np.uint32(1)).astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-31)
     # float32 rounds the largest u up to 1; the largest representable value below keeps ln finite
     u = np.minimum(u, np.float32(1.0 - 2.0**-24))
-    return np.log(-np.log1p(-u)).astype(np.float32)
+    result: npt.NDArray[np.float32] = np.log(-np.log1p(-u)).astype(np.float32)
+    return result
 
 
 def race(log_probs: npt.NDArray[np.floating], token_ids: npt.NDArray[np.integer], seed: int, position: int) -> int:

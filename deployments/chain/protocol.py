@@ -5,6 +5,7 @@ number so that an answer that comes after its deadline is recognised and dropped
 sequence, prompt included. Token lists are plain ids of the *target's* vocabulary.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
@@ -107,6 +108,7 @@ class DraftChannel(Protocol):
     """The target's end of one draft replica."""
 
     name: str
+    dropped: Counter[str]  # messages that came to nothing, by reason
 
     def post(self, step: Step) -> bool:
         """Send without waiting; False when the channel cannot take it (peer gone, queue full)."""

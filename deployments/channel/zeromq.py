@@ -67,7 +67,7 @@ class ZmqChannel:
         self.dropped: Counter[str] = Counter()
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(Drafts)
-        socket = zmq.Context.instance().socket(zmq.DEALER)
+        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
         _bound(socket, faults)
         socket.setsockopt(zmq.IMMEDIATE, 1)  # a peer that is away makes post() fail at once instead of queueing
         socket.setsockopt(zmq.RECONNECT_IVL, 50)
@@ -98,7 +98,7 @@ class ZmqChannel:
         until = time.perf_counter() + timeout_s
         while True:
             left = until - time.perf_counter()
-            events = dict(self._poller.poll(max(0.0, left) * 1e3))
+            events = dict(self._poller.poll(int(max(0.0, left) * 1e3)))
             if self._socket in events:
                 answer = self._decode(self._socket.recv(zmq.DONTWAIT))
                 if answer is not None and answer.number == number:

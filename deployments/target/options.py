@@ -53,7 +53,7 @@ def seed_of(request_id: str, params: "SamplingParams | None", options: ChainOpti
     ends in random digits: two runs differ, all ranks agree.
     """
     if params is not None and params.seed is not None:
-        return params.seed & SEED_MASK
+        return int(params.seed) & SEED_MASK
     word = hashlib.blake2b(request_id.encode(), digest_size=8).digest()
     salt = options.seed or 0
     return (int.from_bytes(word, "little") ^ salt) & SEED_MASK

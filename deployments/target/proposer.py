@@ -1,6 +1,7 @@
 """vLLM's view of the drafts: a ``custom_class`` proposer that asks :class:`DraftRounds` after every engine step."""
 
 import uuid
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -116,7 +117,7 @@ class ChainProposer:
                     request=request,
                     new=new,
                     length=length,
-                    tokens=lambda start, stop, row=row: row[start:stop].tolist(),
+                    tokens=partial(_tokens, row),
                     want=self._want(state, options, length, new) if drafting else 0,
                     sampling=Sampling(params.temperature if params is not None else 0.0, seed),
                 )
@@ -167,3 +168,9 @@ class ChainProposer:
         for request in requests:
             self._options.pop(request, None)
         self.rounds.finish(requests)
+
+
+def _tokens(row: npt.NDArray[np.int32], start: int, stop: int) -> list[int]:
+    """Plain ids of a part of one sequence's row."""
+    ids: list[int] = row[start:stop].tolist()
+    return ids

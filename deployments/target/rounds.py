@@ -85,6 +85,7 @@ class DraftRounds:
         self.counters: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()
         self._overhead_ms: deque[float] = deque(maxlen=8192)
+        self._dropped: Counter[str] = Counter()  # by channels that are gone
 
     # --- peers ----------------------------------------------------------------------------------------------------
 
@@ -92,7 +93,9 @@ class DraftRounds:
         """Replace the set of drafts; sessions of one that left open anew elsewhere with their next commit."""
         for name in list(self._peers):
             if channels.get(name) is not self._peers[name].channel:
-                self._peers.pop(name).channel.close()
+                gone = self._peers.pop(name).channel
+                self._dropped += gone.dropped
+                gone.close()
                 for session in self._sessions.values():
                     if session.draft == name:
                         self._forget(session)
@@ -360,10 +363,8 @@ class DraftRounds:
         """Counters since start or :meth:`reset_stats`, flat."""
         result: dict[str, float] = {name: float(value) for name, value in self.counters.items()}
         result.update({f"miss:{reason}": float(value) for reason, value in self.reasons.items()})
-        for peer in self._peers.values():
-            dropped: Counter[str] = getattr(peer.channel, "dropped", Counter())
-            for reason, value in dropped.items():
-                result[f"dropped:{reason}"] = result.get(f"dropped:{reason}", 0.0) + value
+        dropped = sum((peer.channel.dropped for peer in self._peers.values()), self._dropped)
+        result.update({f"dropped:{reason}": float(value) for reason, value in dropped.items()})
         result["drafts_connected"] = float(len(self._peers))
         result["drafts_usable"] = float(sum(not peer.circuit.open for peer in self._peers.values()))
         result["sessions"] = float(len(self._sessions))
