@@ -64,11 +64,15 @@ chain_find_python() {
         "(Debian 12; elsewhere https://www.python.org or uv python install 3.11), or name one with CHAIN_PYTHON"
 }
 
-# What an up-to-date .venv was made of. Its scripts name its own path, so the path counts.
+# What an up-to-date .venv was made of. Its scripts name its own path, so the path counts; settings of linters do not.
 chain_stamp() {
     local files
     mapfile -t files < <(chain_lock_files "$1")
-    { printf '%s\n%s\n' "$1" "$chain_venv" && cat -- "${files[@]}" "$chain_root/pyproject.toml"; } | sha256sum | cut -d ' ' -f 1
+    {
+        printf '%s\n%s\n' "$1" "$chain_venv"
+        cat -- "${files[@]}"
+        sed '/^\[tool\.ruff/,$d' "$chain_root/pyproject.toml"
+    } | sha256sum | cut -d ' ' -f 1
 }
 
 chain_stamped() {
@@ -99,9 +103,15 @@ chain_step() {
             printf '  %s\n' "All of it: $log"
             chain_advice "$log"
         } >&2
+        chain_nothing_copied "$log" && rm -f -- "$chain_venv/.chain-installing"
         exit 1
     fi
     chain_say "  $text: done in $((SECONDS - began)) s"
+}
+
+# Did the last step fail before pip copied anything (it fetches all of a list first)? Then the next run goes on from here.
+chain_nothing_copied() {
+    ! grep -q 'No space left' "$1" && tail -n 5 "$1" | grep -qE 'No matching distribution|Could not find a version|HTTPSConnectionPool|ReadTimeout'
 }
 
 # The most likely cause of a failed pip run, from its log.
