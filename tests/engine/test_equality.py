@@ -16,7 +16,7 @@ from tests.models import model
 
 pytestmark = pytest.mark.engine
 
-MAX_TOKENS = 24
+MAX_TOKENS = 16
 SCHEMA = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer"}},
@@ -34,7 +34,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "json_schema": {"temperature": 0},
     "stop_string": {"temperature": 0},
     "stop_token": {"temperature": 0},
-    "min_tokens": {"temperature": 0.9, "seed": 15, "min_tokens": 16},
+    "min_tokens": {"temperature": 0.9, "seed": 15, "min_tokens": 12},
     "bad_words": {"temperature": 0, "bad_words": [" the", " a", " is"]},
     "bias_min_p": {
         "temperature": 1.0,
