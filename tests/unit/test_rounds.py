@@ -203,3 +203,11 @@ def test_any_loss_delay_or_reordering_keeps_drafts_right(faults: list[str], want
             at = len(target.tokens[name])
             assert tokens == TRUTH[at : at + len(tokens)]
             assert len(tokens) <= want
+
+
+def test_what_a_draft_dropped_stays_counted_when_it_leaves() -> None:
+    rounds, link = make()
+    link.dropped["late"] += 3
+    assert rounds.stats()["dropped:late"] == 3
+    rounds.set_channels({"b": InProcessChannel(FakeDrafter(replay([TRUTH])))})
+    assert rounds.stats()["dropped:late"] == 3
