@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logs = ROOT / "results" / f"{options.out.stem}-logs"
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     started = time.monotonic()
-    busy = machine.busy_share()
+    busy, probe = machine.busy_share(), machine.probe_ms()
     if busy > BUSY_SHARE:
         console.print(f"[yellow]other programs keep {busy:.0%} of this machine busy: the figures will say little[/]")
     cells = plan_cells(
@@ -107,6 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         systems=[system.key.split("@")[0] for system in options.systems],
         left_out=measured.left_out,
         other_load={"before": busy, "after": machine.busy_share()},
+        speed_probe_ms={"before": probe, "after": machine.probe_ms()},
         start_seconds=measured.start_seconds,
         notes=notes(options, cores),
     )

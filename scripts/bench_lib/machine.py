@@ -49,6 +49,19 @@ def versions() -> dict[str, str]:
     return found
 
 
+def probe_ms() -> float:
+    """Time of a fixed piece of work on one core, best of three: tells a slow hour of a virtual machine from slow code."""
+
+    def once() -> float:
+        started = time.perf_counter()
+        total = 0
+        for number in range(1_000_000):
+            total += number
+        return (time.perf_counter() - started) * 1e3
+
+    return min(once() for _ in range(3))
+
+
 def busy_share(seconds: float = 1.0) -> float:
     """Share of all cores in use during ``seconds``: called while nothing of ours runs, it is what others take."""
 
