@@ -13,7 +13,7 @@ class Backend(Protocol):
 
     name: str
 
-    def start(self, warmup: list[Prompt], batches: list[int]) -> float:
+    def start(self, warmup: list[Prompt], batches: list[int], temperatures: list[float]) -> float:
         """Load and warm up; returns seconds."""
 
     def measure(self, cell: Cell, system: System, repetition: int, prompts: list[Prompt], settle: Prompt) -> Sample:

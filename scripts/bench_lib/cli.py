@@ -17,8 +17,9 @@ from scripts.bench_lib.engine import ROOT, EngineBackend
 from scripts.bench_lib.http_backend import HttpBackend
 from scripts.bench_lib.options import Options, read_options
 from scripts.bench_lib.prompts import WARMUP_SET, load_prompts
-from scripts.bench_lib.served import ServedBackend, base_config, served_config
+from scripts.bench_lib.served import ServedBackend, served_config
 from scripts.bench_lib.session import Measured, Session
+from scripts.bench_lib.shipped import base_config
 
 BUSY_SHARE = 0.1  # of all cores, by others, above which a warning is due
 
@@ -40,10 +41,13 @@ def backends(options: Options, cores: settings.Cores, logs: Path) -> dict[str, B
                 cores=cores,
                 mode=options.mode,
                 tokens=max(options.tokens),
+                max_batch=options.max_batch,
             )
             found[system.engine] = ServedBackend(system.engine, config, logs)
         else:
-            engine = settings.engine_settings(system.engine, options.target, cores, options.mode, max(options.tokens))
+            engine = settings.engine_settings(
+                system.engine, options.target, cores, options.mode, max(options.tokens), options.max_batch
+            )
             found[system.engine] = EngineBackend(engine, cores, options.draft, logs)
     return found
 
@@ -52,8 +56,8 @@ def notes(options: Options, cores: settings.Cores) -> list[str]:
     """What a reader must know to judge the figures."""
     return [
         f"Plain, ngram and suffix on all cores ({len(cores.all)}): {options.mode}. Plain on the target's cores "
-        f"({len(cores.target)}) and the chain's target: eager. Chain: {max(options.tokens)} draft tokens a round; its draft "
-        "has the last core.",
+        f"({len(cores.target)}) and the chain's target: eager. Chain: {max(options.tokens)} draft tokens a round, "
+        f"drafting for at most {options.max_batch or 'any number of'} sequences at once; its draft has the last core.",
         "Tokens per second are completion tokens over the time in which the engine answered, prompts included. "
         f"Length: {options.length} tokens forced; eos: at most {options.eos_length}.",
         f"{options.repetitions} repetitions, interleaved cell by cell, idle engines frozen. Median, min-max; ratios are "

@@ -29,7 +29,7 @@ class EngineBackend:
         self._logs = logs
         self._children: list[Child] = []
 
-    def start(self, warmup: list[Prompt], batches: list[int]) -> float:
+    def start(self, warmup: list[Prompt], batches: list[int], temperatures: list[float]) -> float:
         started = time.perf_counter()
         worker = Child(
             self.name,
@@ -49,6 +49,7 @@ class EngineBackend:
             command="warm_up",
             chats=[list(prompt.messages) for prompt in warmup],
             batches=batches,
+            temperatures=temperatures,
             chain=chain,
         )
         for child in self._children:

@@ -37,12 +37,14 @@ class Engine:
     def connect(self, endpoints: list[dict[str, Any]]) -> dict[str, Any]:
         return {"connected": self._llm.collective_rpc("connect_drafts", args=(endpoints,))[0]}
 
-    def warm_up(self, chats: list[list[dict[str, str]]], batches: list[int], chain: str | None) -> dict[str, Any]:
-        """Answer warm-up prompts at every batch size that will be measured, greedy and sampled."""
-        for temperature in (0.0, 1.0):
+    def warm_up(
+        self, chats: list[list[dict[str, str]]], batches: list[int], temperatures: list[float], chain: str | None
+    ) -> dict[str, Any]:
+        """Answer warm-up prompts at every batch size and temperature that will be measured."""
+        for temperature in temperatures:
             for batch in batches:
                 group = [chats[index % len(chats)] for index in range(batch)]
-                self._answer([group], self._params(temperature, 24, True, chain))
+                self._answer([group], self._params(temperature, 16, True, chain))
         cache = self._suffix_cache()
         if cache is not None:
             self._suffix_kept = set(cache.cached_requests)

@@ -23,7 +23,7 @@ class HttpBackend:
         self._url = base_url.rstrip("/").removesuffix("/v1") + "/v1"
         self._model = ""
 
-    def start(self, warmup: list[Prompt], batches: list[int]) -> float:
+    def start(self, warmup: list[Prompt], batches: list[int], temperatures: list[float]) -> float:
         started = time.perf_counter()
         try:
             listed = httpx.get(f"{self._url}/models", timeout=30.0)
@@ -33,7 +33,7 @@ class HttpBackend:
             raise RuntimeError(f"{self._url} does not answer as an OpenAI endpoint: {error}") from error
         for batch in batches:
             group = [warmup[index % len(warmup)] for index in range(batch)]
-            asyncio.run(self._groups([group], self._body(0.0, 24, True, None)))
+            asyncio.run(self._groups([group], self._body(temperatures[0], 16, True, None)))
         return time.perf_counter() - started
 
     def measure(self, cell: Cell, system: System, repetition: int, prompts: list[Prompt], settle: Prompt) -> Sample:

@@ -10,6 +10,7 @@ from scripts.bench_lib import settings
 from scripts.bench_lib.cells import ENGINE_SYSTEMS, HTTP_SYSTEMS, System, chain_with_tokens, http_system
 from scripts.bench_lib.engine import ROOT
 from scripts.bench_lib.prompts import MEASURED_SETS
+from scripts.bench_lib.shipped import shipped_chain
 
 EPILOG = """\
 systems
@@ -39,7 +40,7 @@ QUICK = {
     "batches": "1,8",
     "temperatures": "0",
     "until": "length",
-    "length": 40,
+    "length": 32,
     "mode": "eager",
     "prompts": 2,
     "start_together": 2,
@@ -68,6 +69,7 @@ class Options:
     until: list[Any]
     repetitions: int
     tokens: list[int]
+    max_batch: int
     length: int
     eos_length: int
     prompts: int
@@ -100,15 +102,21 @@ def parser() -> argparse.ArgumentParser:
     add("--batches", metavar="N,M", help="requests at once, up to 32 (default: 1,4,8,32)")
     add("--temperatures", metavar="X,Y", help="sampling temperatures (default: 0,1; no seeds)")
     add("--until", metavar="A,B", help="length: forced length; eos: the model stops by itself (default: both)")
-    add("--length", type=int, metavar="N", help="forced answer length in tokens (default: 128; quick: 40)")
+    add("--length", type=int, metavar="N", help="forced answer length in tokens (default: 128; quick: 32)")
     add("--eos-length", type=int, metavar="N", default=256, help="bound where the model stops itself (default: 256)")
     add("--prompts", type=int, metavar="N", help="least prompts of one repetition (default: 4; quick: 2)")
     add("--repetitions", type=int, metavar="N", default=3, help="turns of every system at every cell (default: 3)")
     add(
         "--tokens",
         metavar="T",
-        default="3",
-        help="draft tokens a round of the chain (default: 3); a list 1,2,4 measures chain_t1, chain_t2, ... side by side",
+        help="draft tokens a round of the chain (default: ray_config.yaml's); a list 1,2,4 measures chain_t1, chain_t2, ... "
+        "side by side",
+    )
+    add(
+        "--max-batch",
+        type=int,
+        metavar="N",
+        help="the chain drafts for at most N sequences at once, 0: any number (default: ray_config.yaml's)",
     )
     add("--mode", choices=("compiled", "eager"), help="vLLM's own modes on all cores (default: compiled; quick: eager)")
     add(
@@ -133,15 +141,18 @@ def read_options(argv: Sequence[str] | None = None) -> Options:
     for key, value in (QUICK if raw.quick else FULL).items():
         if getattr(raw, key) is None:
             setattr(raw, key, value)
+    tokens, max_batch = shipped_chain()
+    raw.tokens = raw.tokens or str(tokens)
+    raw.max_batch = max_batch if raw.max_batch is None else raw.max_batch
     try:
         urls = {name: url for name, _, url in (item.partition("=") for item in _split(raw.http))}
-        tokens = [int(x) for x in _split(raw.tokens)]
-        systems = [s for name in _split(raw.systems) for s in _engine_systems(name, tokens)] + [
+        lengths = [int(x) for x in _split(raw.tokens)]
+        systems = [s for name in _split(raw.systems) for s in _engine_systems(name, lengths)] + [
             http_system(name, url) for name, url in urls.items()
         ]
         options = Options(
             systems, urls, _split(raw.sets), [int(x) for x in _split(raw.batches)],
-            [float(x) for x in _split(raw.temperatures)], _split(raw.until), raw.repetitions, tokens, raw.length,
+            [float(x) for x in _split(raw.temperatures)], _split(raw.until), raw.repetitions, lengths, raw.max_batch, raw.length,
             raw.eos_length, raw.prompts, raw.mode, raw.start_together, raw.target or raw.models / "target",
             raw.draft or raw.models / "draft-int4", raw.out, raw.quick,
         )  # fmt: skip

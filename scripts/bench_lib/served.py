@@ -33,7 +33,7 @@ class ServedBackend(HttpBackend):
         self._log = folder / f"{name.replace(':', '-')}.log"
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self, warmup: list[Prompt], batches: list[int]) -> float:
+    def start(self, warmup: list[Prompt], batches: list[int], temperatures: list[float]) -> float:
         started = time.perf_counter()
         self._log.parent.mkdir(parents=True, exist_ok=True)
         config = self._log.with_suffix(".yaml")
@@ -52,7 +52,7 @@ class ServedBackend(HttpBackend):
                 preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
             )
         self._wait()
-        super().start(warmup, batches)
+        super().start(warmup, batches, temperatures)
         return time.perf_counter() - started
 
     def stop(self) -> None:
@@ -87,6 +87,7 @@ def served_config(
     cores: settings.Cores,
     mode: settings.Mode,
     tokens: int,
+    max_batch: int,
 ) -> dict[str, Any]:
     """``ray_config.yaml`` with the benchmark's models, cores and batch; ``plain`` has no draft and every core."""
     config: dict[str, Any] = yaml.safe_load(yaml.safe_dump(base))  # a deep copy
@@ -97,6 +98,7 @@ def served_config(
         args["drafts"] = []
         return config
     args["target"] |= {"cores": list(cores.target), "eager": True}
+    args["chain"]["max_batch"] = max_batch or None
     args["drafts"] = args["drafts"][:1]
     args["drafts"][0] |= {
         "model": str(draft.resolve()),
@@ -105,12 +107,6 @@ def served_config(
         "tokens": tokens,
     }
     return config
-
-
-def base_config() -> dict[str, Any]:
-    """The repository's ``ray_config.yaml``."""
-    content: dict[str, Any] = yaml.safe_load((ROOT / "ray_config.yaml").read_text(encoding="utf-8"))
-    return content
 
 
 def _free_port() -> int:

@@ -39,7 +39,7 @@ class Session:
         """Start, measure, stop. Ctrl-C ends it early, an engine's failure ends only that engine."""
         pool = ThreadPoolExecutor(start_together)  # outlives the children: one dies with the thread that started it
         try:
-            self._start(sorted({cell.batch for cell in cells}), pool)
+            self._start(cells, pool)
             self._measure(cells, repetitions)
         except KeyboardInterrupt:
             self.measured.interrupted = True
@@ -49,19 +49,21 @@ class Session:
                 backend.stop()
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _start(self, batches: list[int], pool: ThreadPoolExecutor) -> None:
+    def _start(self, cells: Sequence[Cell], pool: ThreadPoolExecutor) -> None:
         with self._progress("engines") as progress:
             task = progress.add_task("starting", total=len(self.backends), name="")
 
             def start(backend: Backend) -> None:
                 progress.update(task, name=backend.name)
-                self._guard(backend, lambda: self._started(backend, batches))
+                self._guard(backend, lambda: self._started(backend, cells))
                 progress.advance(task)
 
             list(pool.map(start, self.backends.values()))
 
-    def _started(self, backend: Backend, batches: list[int]) -> None:
-        self.measured.start_seconds[backend.name] = backend.start(self.warmup, batches)
+    def _started(self, backend: Backend, cells: Sequence[Cell]) -> None:
+        batches = sorted({cell.batch for cell in cells})
+        temperatures = sorted({cell.temperature for cell in cells})
+        self.measured.start_seconds[backend.name] = backend.start(self.warmup, batches, temperatures)
 
     def _measure(self, cells: Sequence[Cell], repetitions: int) -> None:
         plan = list(turns(cells, self.systems, repetitions))

@@ -51,8 +51,10 @@ class EngineSettings:
         return "eager" if self.arguments["enforce_eager"] else "compiled"
 
 
-def engine_settings(name: str, target: Path, cores: Cores, mode: Mode, tokens: int) -> EngineSettings:
-    """Settings of the engine ``name``; ``mode`` is for vLLM's own on all cores, ``tokens`` for the chain."""
+def engine_settings(
+    name: str, target: Path, cores: Cores, mode: Mode, tokens: int, max_batch: int = 0
+) -> EngineSettings:
+    """Settings of the engine ``name``; ``mode`` is for vLLM's own on all cores, ``tokens`` and ``max_batch`` for the chain."""
     common: dict[str, Any] = {
         "model": str(target),
         "dtype": "bfloat16",
@@ -74,6 +76,7 @@ def engine_settings(name: str, target: Path, cores: Cores, mode: Mode, tokens: i
         chain = {
             "enforce_eager": True,
             "worker_cls": WORKER,
+            "additional_config": {"chain_max_batch": max_batch},
             "speculative_config": {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": tokens},
         }
         draft: Literal["real", "wrong"] = "real" if name == "chain" else "wrong"

@@ -20,8 +20,9 @@ from scripts.bench_lib.cli import phases
 from scripts.bench_lib.http_backend import figures
 from scripts.bench_lib.options import read_options
 from scripts.bench_lib.prompts import Prompt
-from scripts.bench_lib.served import ServedBackend, base_config, served_config
+from scripts.bench_lib.served import ServedBackend, served_config
 from scripts.bench_lib.session import Session
+from scripts.bench_lib.shipped import base_config, shipped_chain
 from scripts.bench_lib.statistics import RequestFigures, Sample
 from scripts.bench_lib.wrong_draft import WrongDrafter
 
@@ -71,7 +72,7 @@ def test_target_core_and_chain_differ_only_by_the_chain():
     chain = settings.engine_settings("chain", Path("m"), CORES, "compiled", 4)
     assert plain.cores == chain.cores == (0,)
     assert plain.mode == chain.mode == "eager"
-    extra = {"worker_cls", "speculative_config", "per_request_spec_decode_metrics"}
+    extra = {"worker_cls", "additional_config", "speculative_config", "per_request_spec_decode_metrics"}
     assert {k: v for k, v in chain.arguments.items() if k not in extra} == plain.arguments
 
 
@@ -150,7 +151,7 @@ class FakeBackend:
         self.calls = 0
         self.stopped = 0
 
-    def start(self, warmup, batches):
+    def start(self, warmup, batches, temperatures):
         if self.fail_at == "start":
             raise self.error
         return 0.1
@@ -302,7 +303,14 @@ def test_servers_of_ours_run_alone(tmp_path):
 
 def test_served_configs_are_valid_and_differ_by_the_chain(tmp_path):
     (tmp_path / "d").mkdir()
-    given = {"target": tmp_path, "draft": tmp_path / "d", "cores": CORES, "mode": "compiled", "tokens": 2}
+    given = {
+        "target": tmp_path,
+        "draft": tmp_path / "d",
+        "cores": CORES,
+        "mode": "compiled",
+        "tokens": 2,
+        "max_batch": 0,
+    }
     base = base_config()
     plain, chain = (served_config(kind, base, **given)["applications"][0]["args"] for kind in ("plain", "chain"))
     assert plain["drafts"] == []
@@ -311,3 +319,12 @@ def test_served_configs_are_valid_and_differ_by_the_chain(tmp_path):
     assert base == base_config()  # unchanged
     for args in (plain, chain):
         AppConfig.model_validate(args)
+
+
+def test_what_ships_is_what_is_measured(models):
+    tokens, max_batch = shipped_chain()
+    options = read_options(["--models", models])
+    assert (options.tokens, options.max_batch) == ([tokens], max_batch)
+    assert read_options(["--models", models, "--max-batch", "0"]).max_batch == 0
+    chain = settings.engine_settings("chain", Path("m"), CORES, "eager", 3, 5)
+    assert chain.arguments["additional_config"] == {"chain_max_batch": 5}
