@@ -105,7 +105,7 @@ DRAFTERS: dict[str, Callable[[Reference, int], InProcessChannel]] = {
     "wrong": lambda ref, vocab: InProcessChannel(FakeDrafter(wrong(ref.known, vocab))),
     "silent": lambda ref, vocab: InProcessChannel(FakeDrafter(replay(ref.known)), fault=lambda n: "mute"),
     "slow": lambda ref, vocab: InProcessChannel(SlowDrafter(replay(ref.known), 0.1)),
-    "dying": lambda ref, vocab: InProcessChannel(DyingDrafter(replay(ref.known), lives=4)),
+    "dying": lambda ref, vocab: InProcessChannel(DyingDrafter(replay(ref.known), lives=2)),
 }
 
 
