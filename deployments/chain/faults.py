@@ -15,6 +15,8 @@ class FaultPolicy:
     draft_deadline_min_s: float = 0.005  # a round never gets less, however short the target's step is
     answer_slack_s: float = 0.003  # beyond the deadline the draft works to: transport and scheduling of the answer
     reading_rest_steps: int = 8  # most steps a draft that still reads a prompt is left alone between two questions
+    useless_drafts: int = 3  # drafts in a row with nothing accepted, after which a sequence is asked for fewer
+    useless_rest_steps: int = 16  # most plain steps between two tries then; one accepted token ends it
     circuit_failures: int = 3  # missed deadlines in a row after which a draft is no longer asked
     circuit_pause_s: float = 0.5  # first pause of an open circuit; doubles with each failed probe
     circuit_pause_max_s: float = 10.0  # so that a draft that comes back is used again within seconds
@@ -30,6 +32,8 @@ class FaultPolicy:
     start_timeout_s: float = 600.0  # models load, engines compile
     drain_timeout_s: float = 10.0  # a stopping replica finishes or drops what it holds
     rpc_timeout_s: float = 10.0  # one control call into the engine
+    # --- metrics --------------------------------------------------------------------------------------------------
+    metrics_period_s: float = 5.0  # counters reach Ray's metrics so often; Ray itself reports every ten seconds
     # --- requests -------------------------------------------------------------------------------------------------
     trace_keep_s: float = 60.0  # rounds of a finished request are kept so long for whoever asked for them
     trace_requests: int = 4096  # and for at most so many requests

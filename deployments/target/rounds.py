@@ -55,7 +55,9 @@ class _Session:
     pending_work_ms: float = 0.0
     reason: str = ""
     behind: int = 0  # answers in a row that the draft was still reading the sequence
-    rest: int = 0  # steps it is left to read before it is asked again
+    useless: int = 0  # drafts in a row of which nothing was accepted
+    rest: int = 0  # steps until the draft is asked again
+    resting: str = ""  # why
 
 
 @dataclass(slots=True)
@@ -183,6 +185,15 @@ class DraftRounds:
             self.counters["verifications"] += 1
             self.counters["drafted_tokens"] += len(drafted)
             self.counters["accepted_tokens"] += accepted
+            self._judge(session, accepted)
+
+    def _judge(self, session: _Session, accepted: int) -> None:
+        """Verifying costs even when nothing comes of it: a sequence whose drafts are useless is asked for fewer."""
+        session.useless = 0 if accepted else session.useless + 1
+        over = session.useless - self.faults.useless_drafts
+        if over >= 0:
+            session.rest = min(1 << over, self.faults.useless_rest_steps)
+            session.resting = "useless"
 
     def _ask(self, running: list[Running], now: float) -> dict[str, tuple[int, list[Commit]]]:
         """Post one message to each draft concerned; return what was asked of whom."""
@@ -194,7 +205,7 @@ class DraftRounds:
                 continue
             if session.rest:
                 session.rest -= 1
-                self._miss(session, "draft_reading")
+                self._miss(session, session.resting)
                 continue
             if not usable:
                 self._miss(session, "circuit_open" if self._peers else "no_draft_replica")
@@ -295,6 +306,7 @@ class DraftRounds:
                     # It reads in the time between messages, and each message interrupts it.
                     session.behind += 1
                     session.rest = min(1 << (session.behind - 1), self.faults.reading_rest_steps)
+                    session.resting = "draft_reading"
                 self._miss(session, draft.reason or "empty", wait_ms)
             elif len(draft.tokens) > commit.want or not all(0 <= t < self.vocab_size for t in draft.tokens):
                 self._miss(session, "bad_draft", wait_ms)
@@ -373,6 +385,10 @@ class DraftRounds:
             result["round_overhead_ms_p50"] = ordered[len(ordered) // 2]
             result["round_overhead_ms_p99"] = ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
         return result
+
+    def overheads_ms(self) -> list[float]:
+        """Of the latest rounds, what each took beyond the draft's own work."""
+        return list(self._overhead_ms)
 
     def reset_stats(self) -> None:
         self.counters.clear()

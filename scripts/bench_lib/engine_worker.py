@@ -122,7 +122,8 @@ class Engine:
     def _overhead(self) -> list[float]:
         """Every round's overhead since the last reset: percentiles of several runs cannot be merged, samples can."""
         proposer = getattr(_worker(self._llm), "_proposer", None)
-        return [round(value, 4) for value in getattr(getattr(proposer, "rounds", None), "_overhead_ms", ())]
+        rounds = getattr(proposer, "rounds", None)
+        return [round(value, 4) for value in rounds.overheads_ms()] if rounds is not None else []
 
     def _suffix_cache(self) -> Any:
         drafter = getattr(_worker(self._llm).model_runner, "drafter", None)

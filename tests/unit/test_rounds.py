@@ -179,6 +179,25 @@ def test_a_draft_that_still_reads_is_left_alone_for_longer_and_longer() -> None:
     assert rounds.reasons["draft_reading"] >= 7
 
 
+def test_useless_drafts_are_asked_for_less_and_less_and_a_good_one_brings_them_back() -> None:
+    good = replay([TRUTH])
+    drafter = FakeDrafter(lambda tokens, want: [t + 1 for t in good(tokens, want)])
+    rounds, _ = make(drafter)
+    target = Target(rounds, {"r": 5})
+    for _ in range(60):
+        target.step()
+    assert rounds.counters["accepted_tokens"] == 0
+    assert rounds.counters["verifications"] <= 9
+    assert rounds.reasons["useless"] >= 45
+    drafter.guess = good
+    for _ in range(FAULTS.useless_rest_steps + 2):
+        target.step()
+    before = rounds.counters["verifications"]
+    for _ in range(5):
+        target.step()
+    assert rounds.counters["verifications"] == before + 5
+
+
 def test_without_any_draft_every_step_is_plain() -> None:
     rounds = DraftRounds("t", VOCAB, FAULTS)
     assert Target(rounds, {"r": 5}).step() == {}
