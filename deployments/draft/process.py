@@ -32,9 +32,7 @@ def main(argv: list[str] | None = None) -> int:
 
     from deployments.draft.build import build_engine  # imports onnxruntime, after the affinity is set
 
-    engine = build_engine(
-        args.model, provider=args.provider, context=args.context, slots=args.slots, top_k=args.top_k
-    )
+    engine = build_engine(args.model, provider=args.provider, context=args.context, slots=args.slots, top_k=args.top_k)
     server = DraftServer(engine, args.host, f"draft-{os.getpid()}", FaultPolicy())
     server.start()
     endpoint = server.endpoint(engine.vocab_size)
