@@ -159,5 +159,7 @@ def app() -> Iterator[App]:
     """The embedded default with a float32 target, so that answers with and without drafts must be equal."""
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     needed = max(2, os.cpu_count() or 2)
+    content = embedded_config(dtype="float32")
+    content["applications"][0]["args"]["chain"].pop("max_batch", None)  # drafts at work with many sequences, too
     with private_ray(REPOSITORY, cpus=needed) as ray:
-        yield start(embedded_config(dtype="float32"), ray)
+        yield start(content, ray)
