@@ -16,6 +16,7 @@ from deployments.api.trace import with_trace
 from deployments.chain.faults import FaultPolicy
 from deployments.target import stop_strings
 from deployments.target.discovery import Ask, DraftDiscovery
+from deployments.target.metrics import ChainMetrics, export
 from deployments.target.options import ChainOptions
 from deployments.target.replicas import Answers, ask_every_replica
 
@@ -32,19 +33,23 @@ class TargetServer(LLMServer):
         self._faults = FaultPolicy(**faults)
         self._drafts = dict(drafts)
         self._discovery: DraftDiscovery | None = None
-        self._looking: asyncio.Task[None] | None = None
+        self._background: list[asyncio.Task[None]] = []
         self._decode: Callable[[list[int]], str] | None = None
         await super().__init__(llm_config)
 
     async def start(self) -> None:
-        """Start the engine, then look for drafts for as long as the replica lives."""
+        """Start the engine, then look for drafts and export metrics for as long as the replica lives."""
         await super().start()
         stop_strings.install(self.engine._engine_client.output_processor)
         tokenizer = self.engine._engine_client.get_tokenizer()
         self._decode = tokenizer.decode
         asks = {name: self._ask(handle) for name, handle in self._drafts.items()}
         self._discovery = DraftDiscovery(asks, self.engine.collective_rpc, self._faults)
-        self._looking = asyncio.create_task(self._discovery.run(), name="draft discovery")
+        metrics = export(self.engine.collective_rpc, ChainMetrics.of_replica, self._faults)
+        self._background = [
+            asyncio.create_task(self._discovery.run(), name="draft discovery"),
+            asyncio.create_task(metrics, name="chain metrics"),
+        ]
 
     def _ask(self, handle: DeploymentHandle) -> Ask:
         async def ask(key: str) -> Answers:
@@ -100,8 +105,8 @@ class TargetServer(LLMServer):
         return {"connected": connected, "counters": results[0]}
 
     async def __del__(self) -> None:
-        if self._looking is not None:
-            self._looking.cancel()
+        for task in self._background:
+            task.cancel()
         await super().__del__()
 
     @classmethod
