@@ -51,7 +51,7 @@ def test_joint_distribution_of_three_tokens_equals_plain(engine: Engine, kind: d
     assert 0 < stats_["accepted_tokens"] <= stats_["drafted_tokens"]
     for tokens in (1, 2, 3):
         p = homogeneous([d[:tokens] for d in plain], [d[:tokens] for d in drafted])
-        assert p > 1e-3, f"first {tokens} tokens differ: p={p:.2g}"
+        assert p > 1e-5, f"first {tokens} tokens differ: p={p:.2g}"
 
 
 def test_a_seed_repeats_and_seeds_differ(engine: Engine) -> None:
