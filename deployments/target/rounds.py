@@ -195,7 +195,7 @@ class DraftRounds:
             session.rest = min(1 << over, self.faults.useless_rest_steps)
             session.resting = "useless"
 
-    def _ask(self, running: list[Running], now: float) -> dict[str, tuple[int, list[Commit]]]:
+    def _ask(self, running: list[Running], now: float) -> dict[str, list[Commit]]:
         """Post one message to each draft concerned; return what was asked of whom."""
         usable = [name for name, peer in self._peers.items() if peer.circuit.allows(now)]
         commits: dict[str, list[Commit]] = {}
@@ -237,7 +237,7 @@ class DraftRounds:
             step = Step(PROTOCOL_VERSION, self.target, self._number, self._wait_s, batch, peer.closed)
             if self._post(peer, step):
                 peer.closed = []
-                asked[name] = (self._number, batch)
+                asked[name] = batch
                 for commit in batch:
                     self._sessions[commit.session].sent = commit.length
             else:
@@ -268,15 +268,14 @@ class DraftRounds:
             return self.faults.draft_deadline_s
         return min(self.faults.draft_deadline_s, max(most * self._step_s, self.faults.draft_deadline_min_s))
 
-    def _gather(self, asked: dict[str, tuple[int, list[Commit]]], entered: float) -> tuple[dict[str, Draft], float]:
+    def _gather(self, asked: dict[str, list[Commit]], entered: float) -> tuple[dict[str, Draft], float]:
         """Wait for the answers, all drafts against one deadline."""
         found: dict[str, Draft] = {}
         longest_work = 0.0
-        slack = self.faults.answer_slack_s
-        until = self._clock() + self._wait_s + slack
-        for name, (number, commits) in asked.items():
+        until = self._clock() + self._wait_s + self.faults.answer_slack_s
+        for name, commits in asked.items():
             peer = self._peers[name]
-            answer = self._collect(peer, number, max(0.0, until - self._clock()))
+            answer = self._collect(peer, self._number, max(0.0, until - self._clock()))
             now = self._clock()
             if answer is None:
                 peer.circuit.failure(now)
@@ -285,10 +284,10 @@ class DraftRounds:
                 continue
             peer.circuit.success()
             longest_work = max(longest_work, answer.work_s)
-            self._take(name, answer, commits, found, (now - entered) * 1e3)
+            self._take(answer, commits, found, (now - entered) * 1e3)
         return found, longest_work
 
-    def _take(self, name: str, answer: Drafts, commits: list[Commit], found: dict[str, Draft], wait_ms: float) -> None:
+    def _take(self, answer: Drafts, commits: list[Commit], found: dict[str, Draft], wait_ms: float) -> None:
         by_session = {draft.session: draft for draft in answer.drafts}
         for commit in commits:
             session = self._sessions[commit.session]
