@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-PROTOCOL_VERSION = 1
-MAX_DRAFT_TOKENS = 16
+PROTOCOL_VERSION = 2
+MAX_DRAFT_TOKENS = 32
 MAX_SESSIONS_PER_STEP = 1024
 MAX_MESSAGE_BYTES = 32 * 1024 * 1024
 
@@ -32,6 +32,8 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
 
     temperature: float  # 0 is greedy
     seed: int  # keys the noise of ``deployments.chain.noise``; below 2**63
+    top_k: int = 0  # 0: all tokens
+    top_p: float = 1.0
 
 
 class Commit(msgspec.Struct, frozen=True, array_like=True):
@@ -45,8 +47,10 @@ class Commit(msgspec.Struct, frozen=True, array_like=True):
     epoch: int
     length: int
     tokens: list[int]
-    want: int  # draft tokens wanted after ``length``; 0 only keeps the session in step
+    want: int  # most draft tokens of use after ``length``; 0 only keeps the session in step
     sampling: Sampling | None = None  # set when the session opens
+    tenant: str = ""  # set when the session opens: whose work it is, for fair shares
+    verifying: list[int] = []  # what the target is about to verify after ``length`` that this draft did not propose
 
     @property
     def opens(self) -> bool:
@@ -62,6 +66,7 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     deadline_s: float  # seconds from receipt after which nobody waits for the answer
     commits: list[Commit]
     closed: list[str]
+    token_worth_s: float = 0.0  # what one more accepted token saves the target; 0: not known, draft all that is wanted
 
 
 class Draft(msgspec.Struct, frozen=True, array_like=True):
@@ -72,9 +77,15 @@ class Draft(msgspec.Struct, frozen=True, array_like=True):
     base: int
     tokens: list[int]
     reason: str = ""
+    ready: int = 0  # how many of ``tokens`` were waiting when the commit came (drafted while the target verified)
+    accept: bytes = b""  # little-endian float16 [len(tokens)]; see :meth:`confidence`. Empty: the source does not know
     top_k: int = 0
     top_ids: bytes = b""  # little-endian int32 [len(tokens), top_k]
     top_probs: bytes = b""  # little-endian float16 [len(tokens), top_k]; what is missing to 1 is the tail's mass
+
+    def confidence(self) -> npt.NDArray[np.float32] | None:
+        """Per token ``[len(tokens)]``: the source's estimate that the target agrees, given that it did with all before."""
+        return np.frombuffer(self.accept, dtype="<f2").astype(np.float32) if self.accept else None
 
     def top(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
         """Return ids and probabilities, both ``[len(tokens), top_k]``; the rows sum to at most 1."""
@@ -92,6 +103,7 @@ class Drafts(msgspec.Struct, frozen=True, array_like=True, tag="drafts"):
     number: int  # the step this answers
     drafts: list[Draft]
     work_s: float = 0.0  # time the draft spent, without queueing and transport
+    queue_s: float = 0.0  # time the step waited at the draft before work on it began: grows when the draft falls behind
 
 
 class Drafter(Protocol):

@@ -17,6 +17,7 @@ class Round:
     wait_ms: float  # how long the target's step waited for this draft
     draft_ms: float  # how long the draft worked on it (for the whole batch)
     reason: str = ""  # why there was no draft
+    ready: int = 0  # drafted tokens that were waiting when the step before ended
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -28,6 +29,7 @@ class Round:
             "wait_ms": round(self.wait_ms, 3),
             "draft_ms": round(self.draft_ms, 3),
             "reason": self.reason,
+            "ready": self.ready,
         }
 
 
@@ -42,11 +44,14 @@ class Trace:
     accepted: int = 0
     rounds_n: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
+    sources: Counter[str] = field(default_factory=Counter)  # accepted tokens by who drafted them
 
     def add(self, item: Round) -> None:
         self.rounds_n += 1
         self.drafted += len(item.drafted)
         self.accepted += item.accepted
+        if item.drafted:
+            self.sources[item.source] += item.accepted
         if item.reason:
             self.reasons[item.reason] += 1
         if self.keep_rounds:
@@ -59,6 +64,7 @@ class Trace:
             "accepted": self.accepted,
             "rounds_n": self.rounds_n,
             "reasons": dict(self.reasons),
+            "sources": dict(self.sources),
             "prompt_tokens": self.prompt_tokens,
         }
 

@@ -24,14 +24,22 @@ COUNTERS = {
     "accepted_tokens": ("chain_accepted_tokens_total", "Draft tokens the target agreed with"),
     "committed_tokens": ("chain_committed_tokens_total", "Tokens committed, the target's own and accepted ones"),
 }
-REASONED = {  # prefix in the stats; what follows it is the label ``reason``
-    "miss:": ("chain_drafts_missed_total", "Times a sequence went on without a draft"),
-    "dropped:": ("chain_messages_dropped_total", "Messages between target and drafts that came to nothing"),
+LABELLED = {  # prefix in the stats; what follows it is the value of the label
+    "miss:": ("chain_drafts_missed_total", "Times a sequence went on without a draft of a model", "reason"),
+    "dropped:": ("chain_messages_dropped_total", "Messages between target and drafts that came to nothing", "reason"),
+    "drafted:": ("chain_source_drafted_tokens_total", "Draft tokens verified, by who drafted them", "source"),
+    "accepted:": ("chain_source_accepted_tokens_total", "Draft tokens accepted, by who drafted them", "source"),
 }
 GAUGES = {
     "drafts_connected": ("chain_drafts_connected", "Draft replicas the engine holds a connection to"),
     "drafts_usable": ("chain_drafts_usable", "Of those, the ones whose circuit is closed"),
     "sessions": ("chain_draft_sessions", "Requests in the engine that may have a session at a draft"),
+    "token_worth_ms": ("chain_token_worth_ms", "Time the engine takes for one committed token, over all sequences"),
+}
+BY_BATCH = {  # prefix of gauges; what follows it is the batch size up to which they hold
+    "speedup_local:": ("chain_speedup_without_models", "Against plain steps, with sources that have no weights only"),
+    "speedup_model:": ("chain_speedup_with_models", "Against plain steps, with draft models"),
+    "asking:": ("chain_models_asked", "1 where draft models are asked"),
 }
 OVERHEAD = ("chain_round_overhead_ms", "Time of recent rounds beyond the draft's own work")
 QUANTILES = {"round_overhead_ms_p50": "0.5", "round_overhead_ms_p99": "0.99"}
@@ -78,8 +86,9 @@ class ChainMetrics:
         """``counter`` and ``gauge`` make a metric from its name, description and label names."""
         self._growth = Growth()
         self._counters = {key: counter(name, text, ()) for key, (name, text) in COUNTERS.items()}
-        self._reasoned = {key: counter(name, text, ("reason",)) for key, (name, text) in REASONED.items()}
+        self._labelled = {key: (counter(name, text, (label,)), label) for key, (name, text, label) in LABELLED.items()}
         self._gauges = {key: gauge(name, text, ()) for key, (name, text) in GAUGES.items()}
+        self._by_batch = {key: gauge(name, text, ("batch",)) for key, (name, text) in BY_BATCH.items()}
         self._overhead = gauge(*OVERHEAD, ("quantile",))
 
     @classmethod
@@ -96,13 +105,18 @@ class ChainMetrics:
         for key, quantile in QUANTILES.items():
             if key in stats:
                 self._overhead.set(stats[key], {"quantile": quantile})
-        totals = {key: value for key, value in stats.items() if key in COUNTERS or key.startswith(tuple(REASONED))}
+        for key, value in stats.items():
+            prefix, _, size = key.partition(":")
+            if f"{prefix}:" in self._by_batch:
+                self._by_batch[f"{prefix}:"].set(value, {"batch": size})
+        totals = {key: value for key, value in stats.items() if key in COUNTERS or key.startswith(tuple(LABELLED))}
         for key, growth in self._growth.since_last(totals).items():
             if key in self._counters:
                 self._counters[key].inc(growth, {})
                 continue
-            prefix, _, reason = key.partition(":")
-            self._reasoned[f"{prefix}:"].inc(growth, {"reason": reason})
+            prefix, _, which = key.partition(":")
+            labelled, label = self._labelled[f"{prefix}:"]
+            labelled.inc(growth, {label: which})
 
 
 async def export(rpc: Rpc, make: Callable[[], ChainMetrics], faults: FaultPolicy) -> None:

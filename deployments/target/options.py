@@ -21,6 +21,8 @@ class ChainOptions(msgspec.Struct, frozen=True, kw_only=True):
     enabled: bool = True
     trace: bool = False
     tokens: int | None = None  # cap on draft tokens a round
+    sources: list[str] | None = None  # who may draft: "model" and names of sources without weights; None: all
+    tenant: str = ""  # whose request it is; what crosses requests stays within a tenant, and "" shares nothing
     seed: int | None = None  # used where SamplingParams has none
     min_p: float = 0.0
     logit_bias: dict[str, float] = {}

@@ -9,13 +9,18 @@ import numpy.typing as npt
 from vllm.config import VllmConfig
 from vllm.distributed.parallel_state import get_tp_group
 
+from deployments.chain.controller import Controller, Unconditional
 from deployments.chain.faults import FaultPolicy
 from deployments.chain.protocol import MAX_DRAFT_TOKENS, Sampling
 from deployments.target.options import ChainOptions, options_of, seed_of
-from deployments.target.rounds import DraftRounds, Running
+from deployments.target.rounds import DraftRounds
 from deployments.target.sampler import RequestSampling
+from deployments.target.sequence import Running
+from deployments.target.settings import ChainSettings
+from deployments.target.sources import make_sources
 
 if TYPE_CHECKING:
+    from vllm.sampling_params import SamplingParams
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 
@@ -29,10 +34,12 @@ class ChainProposer:
             raise ValueError(f"num_speculative_tokens must be 1..{MAX_DRAFT_TOKENS}, got {tokens}")
         self.num_tokens: int = tokens
         self.max_model_len: int = vllm_config.model_config.max_model_len
-        self.faults = FaultPolicy(**(vllm_config.additional_config or {}).get("chain_faults", {}))
-        self.max_batch: int = (vllm_config.additional_config or {}).get("chain_max_batch", 0)  # 0: no cap
+        self.settings = settings = ChainSettings.of(vllm_config.additional_config)
+        self.faults = FaultPolicy(**settings.faults)
         self.vocab_size: int = vllm_config.model_config.get_vocab_size()
-        self.rounds = DraftRounds(uuid.uuid4().hex, self.vocab_size, self.faults)
+        controller = Controller(lends=settings.own_threads > 0) if settings.adaptive else Unconditional()
+        sources = make_sources(settings.sources)
+        self.rounds = DraftRounds(uuid.uuid4().hex, self.vocab_size, self.faults, controller, sources)
         self._options: dict[str, tuple[ChainOptions, int]] = {}
         self._runner: GPUModelRunner | None = None
 
@@ -99,7 +106,8 @@ class ChainProposer:
         token_ids_cpu: npt.NDArray[np.int32],
     ) -> list[list[int]]:
         batch = self.runner.input_batch
-        drafting = self.max_batch == 0 or len(sampled_token_ids) <= self.max_batch
+        most = self.settings.max_batch
+        ask = 0 if most and len(sampled_token_ids) > most else self.settings.model_tokens or self.num_tokens
         running = []
         for index, new in enumerate(sampled_token_ids):
             if not new:  # prompt not read to its end yet
@@ -108,7 +116,7 @@ class ChainProposer:
             options, seed = self.options(request)
             state = self.runner.requests[request]
             if not self.rounds.knows(request):
-                self.rounds.begin(request, options.id, state.num_prompt_tokens, options.trace)
+                self._begin(request, options, token_ids_cpu[index, : state.num_prompt_tokens].tolist())
             row = token_ids_cpu[index]
             length = int(num_tokens_no_spec[index])
             params = state.sampling_params
@@ -118,8 +126,9 @@ class ChainProposer:
                     new=new,
                     length=length,
                     tokens=partial(_tokens, row),
-                    want=self._want(state, options, length, new) if drafting else 0,
-                    sampling=Sampling(params.temperature if params is not None else 0.0, seed),
+                    want=self._want(state, options, length, new),
+                    sampling=_sampling(params, seed),
+                    ask=ask,
                 )
             )
         drafts = self.rounds.round(running)
@@ -156,18 +165,29 @@ class ChainProposer:
             tokens = new.prompt_token_ids
             if params is None or tokens is None or self.rounds.knows(new.req_id):
                 continue
-            self.rounds.begin(new.req_id, options.id, len(tokens), options.trace)
+            self._begin(new.req_id, options, tokens)
             drafting = options.enabled and (params.max_tokens is None or params.max_tokens > 2)
-            if drafting and (self.max_batch == 0 or len(self.runner.requests) < self.max_batch):
-                prompts.append((new.req_id, list(tokens), Sampling(params.temperature, seed)))
+            most = self.settings.max_batch
+            if drafting and (not most or len(self.runner.requests) < most):
+                prompts.append((new.req_id, list(tokens), _sampling(params, seed)))
         if prompts:
             self.rounds.announce(prompts)
+
+    def _begin(self, request: str, options: ChainOptions, prompt: list[int]) -> None:
+        sources = options.sources if options.enabled else ()
+        self.rounds.begin(request, options.id, prompt, options.trace, options.tenant, sources)
 
     def finish(self, requests: set[str]) -> None:
         """vLLM freed these requests (finished or aborted)."""
         for request in requests:
             self._options.pop(request, None)
         self.rounds.finish(requests)
+
+
+def _sampling(params: "SamplingParams | None", seed: int) -> Sampling:
+    if params is None:
+        return Sampling(0.0, seed)
+    return Sampling(params.temperature, seed, max(params.top_k, 0), params.top_p)
 
 
 def _tokens(row: npt.NDArray[np.int32], start: int, stop: int) -> list[int]:

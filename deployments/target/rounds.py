@@ -1,334 +1,133 @@
-"""Draft rounds from the target's side: sessions, one message per draft and step, deadlines, circuits, counters.
+"""Draft rounds from the target's side: after each engine step, who drafts for which sequence and what is verified next.
 
-Knows nothing of vLLM: it is given what each sequence committed and returns draft tokens.
+Knows nothing of vLLM: it is given what each sequence committed and returns draft tokens. What sources offer and what the
+controller thinks of it decides; every failure is an empty draft with a counted reason.
 """
 
-import logging
 import time
-from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Container, Iterable
-from dataclasses import dataclass, field
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as Many
 from typing import Any
 
-from deployments.chain.circuit import Circuit
+from deployments.chain.acceptance_rates import UNKNOWN_CONFIDENCE
+from deployments.chain.controller import ALONE, SHARED, Controller, Offer, StepDone, Wish
 from deployments.chain.faults import FaultPolicy
 from deployments.chain.protocol import (
     DEADLINE,
     MAX_SESSIONS_PER_STEP,
-    PROTOCOL_VERSION,
     UNKNOWN_SESSION,
     Commit,
     Draft,
     DraftChannel,
     Drafts,
     Sampling,
-    Step,
 )
 from deployments.chain.source_choice import choose
 from deployments.chain.trace import Round, Trace
+from deployments.target.peers import Peers, draft_of
+from deployments.target.round_stats import RoundStats
+from deployments.target.sequence import Candidate, Running, Sequence
+from deployments.target.sources import Source
 
-logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Running:
-    """One running sequence after an engine step."""
-
-    request: str
-    new: list[int]  # tokens this step committed
-    length: int  # committed tokens, prompt included
-    tokens: Callable[[int, int], list[int]]  # tokens(start, stop) of the whole sequence
-    want: int  # draft tokens of use after this one; 0: none (finished, disabled, at the limit)
-    sampling: Sampling
-
-
-@dataclass(slots=True)
-class _Session:
-    trace: Trace
-    chain_id: str
-    epoch: int = 0
-    sent: int = 0  # committed tokens the draft has been told of; 0: not open there
-    draft: str = ""  # channel that holds the session
-    pending: Draft | None = None  # draft being verified by the step under way
-    pending_source: str = ""
-    pending_wait_ms: float = 0.0
-    pending_work_ms: float = 0.0
-    reason: str = ""
-    behind: int = 0  # answers in a row that the draft was still reading the sequence
-    useless: int = 0  # drafts in a row of which nothing was accepted
-    rest: int = 0  # steps until the draft is asked again
-    resting: str = ""  # why
-
-
-@dataclass(slots=True)
-class _Peer:
-    channel: DraftChannel
-    circuit: Circuit
-    closed: list[str] = field(default_factory=list)  # sessions to close with the next message
+MODEL = "model"  # names every draft model in a request's ``sources``
+NOTHING = Offer(0, 0.0)
 
 
 class DraftRounds:
-    """Turns commits into drafts; every failure is an empty draft with a counted reason."""
+    """Turns commits into drafts."""
 
     def __init__(
-        self, target: str, vocab_size: int, faults: FaultPolicy, clock: Callable[[], float] = time.perf_counter
+        self,
+        target: str,
+        vocab_size: int,
+        faults: FaultPolicy,
+        controller: Controller,
+        sources: Many[Source] = (),
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.target = target
-        self.vocab_size = vocab_size
+        self.controller = controller
+        self.stats_of_rounds = RoundStats()
         self.faults = faults
+        self._vocab_size = vocab_size
+        self._sources = list(sources)
         self._clock = clock
-        self._peers: dict[str, _Peer] = {}
-        self._sessions: dict[str, _Session] = {}
+        self._peers = Peers(target, faults)
+        self._sequences: dict[str, Sequence] = {}
         self._done: OrderedDict[str, tuple[float, Trace]] = OrderedDict()
-        self._number = 0
-        self._step_s = 0.0  # EWMA of an engine step without drafting
-        self._wait_s = 0.0  # deadline of the round under way
         self._left_at: float | None = None
-        self.counters: Counter[str] = Counter()
-        self.reasons: Counter[str] = Counter()
-        self._overhead_ms: deque[float] = deque(maxlen=8192)
-        self._dropped: Counter[str] = Counter()  # by channels that are gone
+        self._waited_s = 0.0
+        self._judged = False  # a model was asked for the step under way, and did not only say that it still reads
+        self._local = (0, 0.0)  # tokens and expectation of the offers that cost no waiting
+        self._pure = True
 
     # --- peers ----------------------------------------------------------------------------------------------------
 
-    def set_channels(self, channels: dict[str, DraftChannel]) -> None:
+    def set_channels(self, channels: Mapping[str, DraftChannel]) -> None:
         """Replace the set of drafts; sessions of one that left open anew elsewhere with their next commit."""
-        for name in list(self._peers):
-            if channels.get(name) is not self._peers[name].channel:
-                gone = self._peers.pop(name).channel
-                self._dropped += gone.dropped
-                gone.close()
-                for session in self._sessions.values():
-                    if session.draft == name:
-                        self._forget(session)
-        for name, channel in channels.items():
-            if name not in self._peers:
-                self._peers[name] = _Peer(channel, Circuit(self.faults))
+        gone = self._peers.replace(channels)
+        for sequence in self._sequences.values():
+            if sequence.draft in gone:
+                sequence.draft, sequence.sent, sequence.active = "", 0, False
 
     @property
     def channels(self) -> dict[str, DraftChannel]:
-        return {name: peer.channel for name, peer in self._peers.items()}
+        return self._peers.channels
 
-    # --- one engine step ------------------------------------------------------------------------------------------
+    @property
+    def lends(self) -> bool:
+        """Whether a draft works on behalf of the step to come: it may need the core it shares with the engine."""
+        return any(sequence.active for sequence in self._sequences.values())
 
-    def round(self, running: list[Running]) -> dict[str, list[int]]:
-        """Record what the step committed, then return draft tokens by request (missing: none)."""
-        entered = self._clock()
-        if self._left_at is not None:
-            took = entered - self._left_at
-            self._step_s = took if self._step_s == 0.0 else 0.8 * self._step_s + 0.2 * took
-        for sequence in running:
-            self._record(sequence)
-        asked = self._ask(running, entered)
-        drafts, work_s = self._gather(asked, entered)
-        result = {}
-        for sequence in running:
-            session = self._sessions[sequence.request]
-            draft = drafts.get(sequence.request)
-            if draft is not None and draft.tokens:
-                session.pending = draft
-                result[sequence.request] = draft.tokens
-        self._left_at = self._clock()
-        self.counters["rounds"] += 1
-        if asked:
-            self._overhead_ms.append((self._left_at - entered - work_s) * 1e3)
-        return result
+    # --- a request's life -----------------------------------------------------------------------------------------
 
-    def begin(self, request: str, chain_id: str, prompt_tokens: int, keep_rounds: bool) -> None:
+    def begin(
+        self,
+        request: str,
+        chain_id: str,
+        prompt: Many[int],
+        keep_rounds: bool,
+        tenant: str = "",
+        sources: Iterable[str] | None = None,
+    ) -> None:
         """A request reached the target; must precede its first :meth:`round`."""
-        self._sessions[request] = _Session(Trace(keep_rounds, prompt_tokens), chain_id)
+        allowed = None if sources is None else frozenset(sources)
+        sequence = Sequence(Trace(keep_rounds, len(prompt)), chain_id, tenant, allowed)
+        self._sequences[request] = sequence
+        for source in self._sources:
+            if sequence.allows(source.name):
+                source.begin(request, tenant, prompt)
+
+    def knows(self, request: str) -> bool:
+        return request in self._sequences
 
     def announce(self, prompts: list[tuple[str, list[int], Sampling]]) -> None:
         """Send prompts the target is about to read, so that drafts read them meanwhile. Waits for nothing."""
-        now = self._clock()
-        usable = [name for name, peer in self._peers.items() if peer.circuit.allows(now) and not peer.circuit.open]
-        if not usable:
+        usable = self._peers.healthy()
+        if not usable or not self.controller.announces(len(self._sequences)):
             return
         commits: dict[str, list[Commit]] = {}
         for request, tokens, sampling in prompts[:MAX_SESSIONS_PER_STEP]:
-            session = self._sessions[request]
-            session.draft, session.epoch = choose(request, usable), session.epoch + 1
-            commit = Commit(request, session.epoch, len(tokens), tokens, 0, sampling)
-            commits.setdefault(session.draft, []).append(commit)
-        self._number += 1
-        for name, batch in commits.items():
-            peer = self._peers[name]
-            if self._post(peer, Step(PROTOCOL_VERSION, self.target, self._number, 0.0, batch, peer.closed)):
-                peer.closed = []
-                for commit in batch:
-                    self._sessions[commit.session].sent = commit.length
-
-    def knows(self, request: str) -> bool:
-        return request in self._sessions
-
-    def _record(self, sequence: Running) -> None:
-        session = self._sessions[sequence.request]
-        draft, session.pending = session.pending, None
-        base = sequence.length - len(sequence.new)
-        drafted = draft.tokens if draft is not None and draft.base == base else []
-        accepted = len(sequence.new) - 1 if drafted else 0
-        session.trace.add(
-            Round(
-                base=base,
-                drafted=drafted,
-                accepted=accepted,
-                own=sequence.new[accepted:],
-                source=session.pending_source if drafted else "",
-                wait_ms=session.pending_wait_ms,
-                draft_ms=session.pending_work_ms if drafted else 0.0,
-                reason="" if drafted else session.reason,
-            )
-        )
-        session.reason, session.pending_wait_ms = "", 0.0
-        self.counters["committed_tokens"] += len(sequence.new)
-        if drafted:
-            self.counters["verifications"] += 1
-            self.counters["drafted_tokens"] += len(drafted)
-            self.counters["accepted_tokens"] += accepted
-            self._judge(session, accepted)
-
-    def _judge(self, session: _Session, accepted: int) -> None:
-        """Verifying costs even when nothing comes of it: a sequence whose drafts are useless is asked for fewer."""
-        session.useless = 0 if accepted else session.useless + 1
-        over = session.useless - self.faults.useless_drafts
-        if over >= 0:
-            session.rest = min(1 << over, self.faults.useless_rest_steps)
-            session.resting = "useless"
-
-    def _ask(self, running: list[Running], now: float) -> dict[str, list[Commit]]:
-        """Post one message to each draft concerned; return what was asked of whom."""
-        usable = [name for name, peer in self._peers.items() if peer.circuit.allows(now)]
-        commits: dict[str, list[Commit]] = {}
-        for sequence in running:
-            session = self._sessions[sequence.request]
-            if sequence.want <= 0:
-                continue
-            if session.rest:
-                session.rest -= 1
-                self._miss(session, session.resting)
-                continue
-            if not usable:
-                self._miss(session, "circuit_open" if self._peers else "no_draft_replica")
-                continue
-            name = session.draft if session.draft in usable else choose(sequence.request, usable)
-            if name != session.draft:
-                self._close_at_draft(sequence.request, session)
-                session.draft, session.epoch, session.sent = name, session.epoch + 1, 0
-            batch = commits.setdefault(name, [])
-            if len(batch) >= MAX_SESSIONS_PER_STEP:
-                self._miss(session, "message_full")
-                continue
-            batch.append(
-                Commit(
-                    session=sequence.request,
-                    epoch=session.epoch,
-                    length=sequence.length,
-                    tokens=sequence.tokens(session.sent, sequence.length),
-                    want=sequence.want,
-                    sampling=sequence.sampling if session.sent == 0 else None,
-                )
-            )
-        self._number += 1
-        asked = {}
-        self._wait_s = self._deadline(running)
-        self._send_closes(except_to=commits)
-        for name, batch in commits.items():
-            peer = self._peers[name]
-            step = Step(PROTOCOL_VERSION, self.target, self._number, self._wait_s, batch, peer.closed)
-            if self._post(peer, step):
-                peer.closed = []
-                asked[name] = batch
-                for commit in batch:
-                    self._sessions[commit.session].sent = commit.length
-            else:
-                peer.circuit.failure(now)
-                for commit in batch:
-                    self._miss(self._sessions[commit.session], "not_sent")
-        return asked
-
-    def _post(self, peer: _Peer, step: Step) -> bool:
-        """A channel that raises is a channel that does not deliver: the target must not fail with it."""
-        try:
-            return peer.channel.post(step)
-        except Exception:
-            logger.exception("draft channel %s failed to send", peer.channel.name)
-            return False
-
-    def _collect(self, peer: _Peer, number: int, timeout_s: float) -> Drafts | None:
-        try:
-            return peer.channel.collect(number, timeout_s)
-        except Exception:
-            logger.exception("draft channel %s failed to receive", peer.channel.name)
-            return None
-
-    def _deadline(self, running: Iterable[Running]) -> float:
-        """Waiting longer than the drafted tokens could save is never worth it: T plain steps."""
-        most = max((sequence.want for sequence in running), default=0)
-        if self._step_s == 0.0:
-            return self.faults.draft_deadline_s
-        return min(self.faults.draft_deadline_s, max(most * self._step_s, self.faults.draft_deadline_min_s))
-
-    def _gather(self, asked: dict[str, list[Commit]], entered: float) -> tuple[dict[str, Draft], float]:
-        """Wait for the answers, all drafts against one deadline."""
-        found: dict[str, Draft] = {}
-        longest_work = 0.0
-        until = self._clock() + self._wait_s + self.faults.answer_slack_s
-        for name, commits in asked.items():
-            peer = self._peers[name]
-            answer = self._collect(peer, self._number, max(0.0, until - self._clock()))
-            now = self._clock()
-            if answer is None:
-                peer.circuit.failure(now)
-                for commit in commits:
-                    self._miss(self._sessions[commit.session], "deadline_missed", (now - entered) * 1e3)
-                continue
-            peer.circuit.success()
-            longest_work = max(longest_work, answer.work_s)
-            self._take(answer, commits, found, (now - entered) * 1e3)
-        return found, longest_work
-
-    def _take(self, answer: Drafts, commits: list[Commit], found: dict[str, Draft], wait_ms: float) -> None:
-        by_session = {draft.session: draft for draft in answer.drafts}
-        for commit in commits:
-            session = self._sessions[commit.session]
-            session.pending_source, session.pending_wait_ms = answer.source, wait_ms
-            session.pending_work_ms = answer.work_s * 1e3
-            draft = by_session.get(commit.session)
-            if draft is None:
-                self._miss(session, "not_answered", wait_ms)
-            elif draft.epoch != commit.epoch or draft.base != commit.length:
-                self._miss(session, "stale_draft", wait_ms)
-            elif not draft.tokens:
-                if draft.reason == UNKNOWN_SESSION:
-                    session.epoch, session.sent = session.epoch + 1, 0
-                elif draft.reason == DEADLINE:
-                    # It reads in the time between messages, and each message interrupts it.
-                    session.behind += 1
-                    session.rest = min(1 << (session.behind - 1), self.faults.reading_rest_steps)
-                    session.resting = "draft_reading"
-                self._miss(session, draft.reason or "empty", wait_ms)
-            elif len(draft.tokens) > commit.want or not all(0 <= t < self.vocab_size for t in draft.tokens):
-                self._miss(session, "bad_draft", wait_ms)
-            else:
-                session.behind = 0
-                found[commit.session] = draft
-
-    def _miss(self, session: _Session, reason: str, wait_ms: float = 0.0) -> None:
-        session.reason, session.pending_wait_ms = reason, wait_ms
-        self.reasons[reason] += 1
-
-    # --- ends -----------------------------------------------------------------------------------------------------
+            sequence = self._sequences[request]
+            if sequence.allows(MODEL):
+                sequence.draft, sequence.epoch = choose(request, usable), sequence.epoch + 1
+                commit = Commit(request, sequence.epoch, len(tokens), tokens, 0, sampling, sequence.tenant)
+                commits.setdefault(sequence.draft, []).append(commit)
+        self._peers.next_step()
+        self._send(commits, 0.0)
 
     def finish(self, requests: Iterable[str]) -> None:
         """Requests ended or were aborted: close their sessions and keep their totals for who asks."""
         now = self._clock()
         for request in requests:
-            session = self._sessions.pop(request, None)
-            if session is None:
+            sequence = self._sequences.pop(request, None)
+            if sequence is None:
                 continue
-            self._close_at_draft(request, session)
-            if session.chain_id:
-                self._done[session.chain_id] = (now, session.trace)
+            for source in self._sources:
+                source.finish(request)
+            self._close_at_draft(request, sequence)
+            if sequence.chain_id:
+                self._done[sequence.chain_id] = (now, sequence.trace)
         while self._done and (
             len(self._done) > self.faults.trace_requests
             or now - next(iter(self._done.values()))[0] > self.faults.trace_keep_s
@@ -337,26 +136,316 @@ class DraftRounds:
 
     def flush(self) -> None:
         """The engine goes idle: tell drafts of closed sessions now, and do not count the idleness as a step."""
-        self._number += 1
-        self._send_closes(except_to={})
+        self._peers.next_step()
+        self._peers.send_closes()
         self._left_at = None
 
-    def _send_closes(self, except_to: Container[str]) -> None:
-        """A message of its own where none with commits is about to carry them; nobody answers it."""
-        for name, peer in self._peers.items():
-            if peer.closed and name not in except_to:
-                step = Step(PROTOCOL_VERSION, self.target, self._number, 0.0, [], peer.closed)
-                if self._post(peer, step):
-                    peer.closed = []
-                del peer.closed[: -self.faults.trace_requests]  # a draft that is away evicts them by their lease
+    # --- one engine step ------------------------------------------------------------------------------------------
 
-    def _close_at_draft(self, request: str, session: _Session) -> None:
-        peer = self._peers.get(session.draft)
-        if peer is not None and session.sent:
-            peer.closed.append(request)
+    def step_begins(self, pure: bool) -> None:
+        """The engine computes now; ``pure``: nothing but decoding, so that its time says what verifying costs."""
+        self._pure = pure
+        self.controller.lane = SHARED if self.lends else ALONE
 
-    def _forget(self, session: _Session) -> None:
-        session.draft, session.sent = "", 0
+    def round(self, running: list[Running]) -> dict[str, list[int]]:
+        """Record what the step committed, then return draft tokens by request (missing: none)."""
+        entered = self._clock()
+        self._record_step(running, entered)
+        local = {sequence.request: self._local_candidate(sequence, len(running)) for sequence in running}
+        commits = self._decide(running, local, entered)
+        self._peers.next_step()
+        deadline_s = self._deadline(len(running))
+        self._peers.send_closes(except_to=commits)
+        sending = self._clock()
+        waiting = self._send(commits, deadline_s)
+        until = self._clock() + deadline_s + self.faults.answer_slack_s
+        drafted, work_s = self._gather(waiting, until, len(running))
+        waited = self._clock() - sending if waiting else 0.0
+        result = {}
+        for item in running:
+            best = self._best(local[item.request], drafted.get(item.request))
+            sequence = self._sequences[item.request]
+            sequence.base, sequence.pending = item.length, best
+            sequence.wait_ms = waited * 1e3 if sequence.asked else 0.0
+            if best is not None:
+                result[item.request] = best.tokens[: best.offer.length]
+        self._judged = any(self._sequences[item.request].asked for item in running)
+        self._waited_s = waited
+        self._left_at = self._clock()
+        overhead_s = self._left_at - entered - work_s
+        self.stats_of_rounds.round(waited, work_s, overhead_s if waiting else None)
+        return result
+
+    # --- what the last step brought -------------------------------------------------------------------------------
+
+    def _record_step(self, running: list[Running], entered: float) -> None:
+        tokens = len(running)
+        for item in running:
+            sequence = self._sequences[item.request]
+            for source in self._sources:
+                if sequence.allows(source.name):
+                    source.extend(item.request, item.new)
+            pending = sequence.pending
+            tokens += pending.offer.length if pending is not None else 0
+            self._record(sequence, item)
+        if self._left_at is None or not running:
+            return
+        seconds = entered - self._left_at
+        if self._pure:
+            self.stats_of_rounds.verify(seconds)
+            self.controller.stepped(
+                StepDone(
+                    sequences=len(running),
+                    tokens=tokens,
+                    seconds=seconds,
+                    wait_s=self._waited_s,
+                    committed=sum(len(item.new) for item in running),
+                    asked=self._judged,
+                    local_length=self._local[0],
+                    local_expected=self._local[1],
+                )
+            )
+
+    def _record(self, sequence: Sequence, item: Running) -> None:
+        pending, sequence.pending = sequence.pending, None
+        base = item.length - len(item.new)
+        if pending is not None and sequence.base != base:
+            pending = None
+        drafted = pending.tokens[: pending.offer.length] if pending is not None else []
+        accepted = len(item.new) - 1 if drafted else 0
+        sequence.trace.add(
+            Round(
+                base=base,
+                drafted=drafted,
+                accepted=accepted,
+                own=item.new[accepted:],
+                source=pending.label if pending is not None else "",
+                wait_ms=sequence.wait_ms,
+                draft_ms=pending.work_ms if pending is not None else 0.0,
+                reason="" if drafted else sequence.reason,
+                ready=pending.ready if pending is not None else 0,
+            )
+        )
+        self.stats_of_rounds.sequence(pending.source if pending is not None else "", len(drafted), accepted, item.new)
+        if pending is not None:
+            self.controller.verified(pending.view, pending.confidence[: len(drafted)], accepted)
+        for name, view in sequence.views.items():
+            if pending is None or name != pending.source:
+                view.trust.rested()
+        if sequence.asked:
+            of_model = pending is not None and pending.source == sequence.asked
+            self.controller.asked(sequence.views[sequence.asked], accepted if of_model else 0)
+        sequence.asked, sequence.reason, sequence.wait_ms = "", "", 0.0
+
+    # --- who drafts -----------------------------------------------------------------------------------------------
+
+    def _local_candidate(self, item: Running, tokens: int) -> Candidate | None:
+        """The best offer of the sources that cost no waiting."""
+        best: Candidate | None = None
+        if item.want <= 0:
+            return None
+        sequence = self._sequences[item.request]
+        for source in self._sources:
+            if not sequence.allows(source.name):
+                continue
+            proposal = source.propose(item.request, item.want)
+            if proposal is None or not proposal.tokens:
+                continue
+            view = sequence.views.get(source.name)
+            if view is None:
+                view = sequence.views[source.name] = self.controller.view(sequence.tenant, source.name)
+            offer = self.controller.offer(view, proposal.confidence, tokens)
+            if offer.length and (best is None or offer.expected > best.offer.expected):
+                best = Candidate(
+                    source.name, source.name, view, proposal.tokens, proposal.confidence, offer, len(proposal.tokens)
+                )
+        return best
+
+    def _decide(
+        self, running: list[Running], local: dict[str, Candidate | None], now: float
+    ) -> dict[str, list[Commit]]:
+        """What to tell which draft."""
+        offers = [candidate.offer for candidate in local.values() if candidate is not None]
+        self._local = (sum(offer.length for offer in offers), sum(offer.expected for offer in offers))
+        usable = self._peers.usable(now)
+        wishes = [self._wish(item, local[item.request], usable) for item in running]
+        asking, why = self.controller.asks(wishes, now)
+        commits: dict[str, list[Commit]] = {}
+        for item, wish in zip(running, wishes, strict=True):
+            sequence = self._sequences[item.request]
+            if wish.model is None:
+                self._pause(item, sequence, commits)
+                continue
+            if not asking:
+                self._miss(sequence, why)
+                self._pause(item, sequence, commits)
+                continue
+            worth_it, reason = self.controller.wants_model(wish)
+            if not worth_it:
+                self._miss(sequence, reason)
+                candidate = local[item.request]
+                if reason == "local_better" and candidate is not None:
+                    self._commit(item, sequence, commits, 0, candidate.tokens[: candidate.offer.length])
+                else:
+                    self._pause(item, sequence, commits)
+            elif sequence.rest:
+                sequence.rest -= 1
+                self._miss(sequence, "draft_reading")
+            elif self._commit(item, sequence, commits, min(item.want, item.ask), []):
+                sequence.asked = draft_of(sequence.draft)
+        return commits
+
+    def _wish(self, item: Running, candidate: Candidate | None, usable: list[str]) -> Wish:
+        sequence = self._sequences[item.request]
+        offer = candidate.offer if candidate is not None else NOTHING
+        if min(item.want, item.ask) <= 0 or not sequence.allows(MODEL):
+            return Wish(offer, None)
+        if not usable:
+            self._miss(sequence, "circuit_open" if len(self._peers) else "no_draft_replica")
+            return Wish(offer, None)
+        name = sequence.draft if sequence.draft in usable else choose(item.request, usable)
+        if name != sequence.draft:
+            self._close_at_draft(item.request, sequence)
+            sequence.draft, sequence.epoch, sequence.sent = name, sequence.epoch + 1, 0
+        record = draft_of(name)
+        view = sequence.views.get(record)
+        if view is None:
+            view = sequence.views[record] = self.controller.view(sequence.tenant, record)
+        return Wish(offer, view)
+
+    def _commit(
+        self, item: Running, sequence: Sequence, commits: dict[str, list[Commit]], want: int, verifying: list[int]
+    ) -> bool:
+        batch = commits.setdefault(sequence.draft, [])
+        if len(batch) >= MAX_SESSIONS_PER_STEP:
+            self._miss(sequence, "message_full")
+            return False
+        opens = sequence.sent == 0
+        batch.append(
+            Commit(
+                session=item.request,
+                epoch=sequence.epoch,
+                length=item.length,
+                tokens=item.tokens(sequence.sent, item.length),
+                want=want,
+                sampling=item.sampling if opens else None,
+                tenant=sequence.tenant if opens else "",
+                verifying=verifying,
+            )
+        )
+        return True
+
+    def _pause(self, item: Running, sequence: Sequence, commits: dict[str, list[Commit]]) -> None:
+        """Tell a draft that works for this sequence, once, that nobody wants drafts of it now."""
+        if sequence.active and sequence.draft in self._peers:
+            self._commit(item, sequence, commits, 0, [])
+
+    def _send(self, commits: dict[str, list[Commit]], deadline_s: float) -> dict[str, list[Commit]]:
+        """Post one message to each draft concerned; return what will be answered."""
+        waiting = {}
+        now = self._clock()
+        worth = self.controller.token_worth_s
+        for name, batch in commits.items():
+            if self._peers.send(name, batch, deadline_s, worth, now):
+                for commit in batch:
+                    sequence = self._sequences[commit.session]
+                    sequence.sent = commit.length
+                    sequence.active = bool(commit.want or commit.verifying or commit.opens)
+                asked = [commit for commit in batch if commit.want]
+                if asked:
+                    waiting[name] = asked
+            else:
+                for commit in batch:
+                    self._sequences[commit.session].asked = ""
+                    self._miss(self._sequences[commit.session], "not_sent")
+        return waiting
+
+    def _deadline(self, sequences: int) -> float:
+        """A draft that comes later than a plain step took has lost against it: the next one catches up."""
+        step_s = self.controller.times.predict(self.controller.lane, sequences)
+        if step_s == 0.0:
+            return self.faults.draft_deadline_s
+        return min(self.faults.draft_deadline_s, max(2 * step_s, self.faults.draft_deadline_min_s))
+
+    # --- what comes back ------------------------------------------------------------------------------------------
+
+    def _gather(
+        self, waiting: dict[str, list[Commit]], until: float, tokens: int
+    ) -> tuple[dict[str, Candidate], float]:
+        """Wait for the answers, all drafts against one deadline."""
+        found: dict[str, Candidate] = {}
+        longest_work = 0.0
+        for name, commits in waiting.items():
+            answer = self._peers.receive(name, max(0.0, until - self._clock()))
+            if answer is None:
+                self._peers.missed(name, self._clock())
+                for commit in commits:
+                    self._miss(self._sequences[commit.session], "deadline_missed")
+                continue
+            self._peers.answered(name)
+            longest_work = max(longest_work, answer.work_s + answer.queue_s)
+            drafts = {draft.session: draft for draft in answer.drafts}
+            for commit in commits:
+                candidate = self._take(commit, drafts.get(commit.session), answer, tokens)
+                if candidate is not None:
+                    found[commit.session] = candidate
+        return found, longest_work
+
+    def _take(self, commit: Commit, draft: Draft | None, answer: Drafts, tokens: int) -> Candidate | None:
+        sequence = self._sequences[commit.session]
+        if draft is None:
+            self._miss(sequence, "not_answered")
+        elif draft.epoch != commit.epoch or draft.base != commit.length:
+            self._miss(sequence, "stale_draft")
+        elif not draft.tokens:
+            self._empty(sequence, draft.reason or "empty")
+        elif len(draft.tokens) > commit.want or not all(0 <= t < self._vocab_size for t in draft.tokens):
+            self._miss(sequence, "bad_draft")
+        else:
+            sequence.behind = 0
+            given = draft.confidence()
+            usable = given is not None and len(given) == len(draft.tokens)
+            confidence = given.tolist() if usable and given is not None else [UNKNOWN_CONFIDENCE] * len(draft.tokens)
+            view = sequence.views[sequence.asked]
+            offer = self.controller.offer(view, confidence, tokens)
+            if offer.length:
+                return Candidate(
+                    sequence.asked,
+                    answer.source,
+                    view,
+                    draft.tokens,
+                    confidence,
+                    offer,
+                    draft.ready,
+                    answer.work_s * 1e3,
+                )
+            self._miss(sequence, "not_worth_verifying")
+        return None
+
+    def _empty(self, sequence: Sequence, reason: str) -> None:
+        if reason == UNKNOWN_SESSION:
+            sequence.epoch, sequence.sent = sequence.epoch + 1, 0
+        elif reason == DEADLINE:
+            # It reads in the time between messages, and each message interrupts it.
+            sequence.behind += 1
+            sequence.rest = min(1 << (sequence.behind - 1), self.faults.reading_rest_steps)
+            sequence.asked = ""  # says nothing about how good its drafts are
+        self._miss(sequence, reason)
+
+    @staticmethod
+    def _best(local: Candidate | None, model: Candidate | None) -> Candidate | None:
+        if local is None or model is None:
+            return local or model
+        return local if local.offer.expected >= model.offer.expected else model
+
+    def _miss(self, sequence: Sequence, reason: str) -> None:
+        sequence.reason = reason
+        self.stats_of_rounds.reasons[reason] += 1
+
+    def _close_at_draft(self, request: str, sequence: Sequence) -> None:
+        if sequence.sent:
+            self._peers.close_session(sequence.draft, request)
+        sequence.active = False
 
     # --- what happened --------------------------------------------------------------------------------------------
 
@@ -365,36 +454,35 @@ class DraftRounds:
         done = self._done.pop(chain_id, None)
         if done is not None:
             return done[1].as_dict()
-        for session in self._sessions.values():
-            if session.chain_id == chain_id:
-                return session.trace.as_dict()
+        for sequence in self._sequences.values():
+            if sequence.chain_id == chain_id:
+                return sequence.trace.as_dict()
         return None
 
     def stats(self) -> dict[str, float]:
-        """Counters since start or :meth:`reset_stats`, flat."""
-        result: dict[str, float] = {name: float(value) for name, value in self.counters.items()}
-        result.update({f"miss:{reason}": float(value) for reason, value in self.reasons.items()})
-        dropped = sum((peer.channel.dropped for peer in self._peers.values()), self._dropped)
-        result.update({f"dropped:{reason}": float(value) for reason, value in dropped.items()})
-        result["drafts_connected"] = float(len(self._peers))
-        result["drafts_usable"] = float(sum(not peer.circuit.open for peer in self._peers.values()))
-        result["sessions"] = float(len(self._sessions))
-        ordered = sorted(self._overhead_ms)
-        if ordered:
-            result["round_overhead_ms_p50"] = ordered[len(ordered) // 2]
-            result["round_overhead_ms_p99"] = ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
+        """Counters since start or :meth:`reset_stats`, and gauges, flat."""
+        result = self.stats_of_rounds.as_dict() | self._peers.stats() | self.controller.state()
+        result["sessions"] = float(len(self._sequences))
+        for source in self._sources:
+            result |= {f"source:{source.name}:{key}": value for key, value in source.stats().items()}
         return result
+
+    @property
+    def reasons(self) -> Counter[str]:
+        return self.stats_of_rounds.reasons
 
     def overheads_ms(self) -> list[float]:
         """Of the latest rounds, what each took beyond the draft's own work."""
-        return list(self._overhead_ms)
+        return list(self.stats_of_rounds.overhead_ms)
 
     def reset_stats(self) -> None:
-        self.counters.clear()
-        self.reasons.clear()
-        self._overhead_ms.clear()
+        self.stats_of_rounds = RoundStats()
+
+    def forget(self) -> None:
+        """Drop what earlier requests left behind: their outputs, and what they taught about the sources."""
+        for source in self._sources:
+            source.clear()
+        self.controller.forget()
 
     def close(self) -> None:
-        for peer in self._peers.values():
-            peer.channel.close()
-        self._peers.clear()
+        self._peers.close()

@@ -11,6 +11,7 @@ from vllm.v1.worker.gpu_worker import Worker as VllmGpuWorker
 
 from deployments.channel.zeromq import Endpoint, KeyPair, ZmqChannel
 from deployments.target.acceptance import AcceptanceSampler
+from deployments.target.lent_cores import LentCores
 from deployments.target.proposer import ChainProposer
 from deployments.target.sampler import KeyedSampler
 
@@ -39,6 +40,7 @@ class ChainWorker:
         runner.effective_drafter_max_model_len = 1 << 30
         self._proposer = proposer
         self._keys = KeyPair.new()
+        self._cores = LentCores(proposer.settings.own_threads)
 
     def execute_model(self, scheduler_output: Any) -> ModelRunnerOutput | None:
         ended = set(scheduler_output.finished_req_ids)
@@ -48,6 +50,9 @@ class ChainWorker:
             self._proposer.announce(scheduler_output.scheduled_new_reqs)
         if scheduler_output.total_num_scheduled_tokens == 0:
             self._proposer.rounds.flush()
+        else:
+            self._proposer.rounds.step_begins(_only_decodes(scheduler_output))
+            self._cores.use(all_of_them=not self._proposer.rounds.lends)
         return super().execute_model(scheduler_output)  # type: ignore[misc, no-any-return]
 
     def shutdown(self) -> None:
@@ -93,9 +98,21 @@ class ChainWorker:
     def reset_draft_stats(self) -> None:
         self._proposer.rounds.reset_stats()
 
+    def forget_outputs(self) -> None:
+        """Drop what earlier requests left behind for later ones (benchmarks, operators)."""
+        self._proposer.rounds.forget()
+
     def set_channels(self, channels: dict[str, Any]) -> None:
         """In-process only: install channel objects directly (tests, experiments)."""
         self._proposer.rounds.set_channels(channels)
+
+
+def _only_decodes(scheduled: Any) -> bool:
+    """Every scheduled sequence computes one token and what was drafted for it: no prompt is being read."""
+    drafted = scheduled.scheduled_spec_decode_tokens
+    return not scheduled.scheduled_new_reqs and all(
+        count == 1 + len(drafted.get(request, ())) for request, count in scheduled.num_scheduled_tokens.items()
+    )
 
 
 class GpuTargetWorker(ChainWorker, VllmGpuWorker):

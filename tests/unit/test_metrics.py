@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from deployments.chain.controller import Unconditional
 from deployments.chain.faults import FaultPolicy
 from deployments.config.load import REPOSITORY
-from deployments.target.metrics import COUNTERS, GAUGES, OVERHEAD, REASONED, ChainMetrics, Growth, export
+from deployments.target.metrics import BY_BATCH, COUNTERS, GAUGES, LABELLED, OVERHEAD, ChainMetrics, Growth, export
 from deployments.target.rounds import DraftRounds
 
 
@@ -105,8 +106,8 @@ class TestUpdate:
         assert registry.value("chain_draft_sessions") == 0
 
     def test_reads_what_rounds_really_say(self, registry: Registry) -> None:
-        rounds = DraftRounds("t", 10, FaultPolicy())
-        rounds.counters.update(dict.fromkeys(COUNTERS, 1))
+        rounds = DraftRounds("t", 10, FaultPolicy(), Unconditional())
+        rounds.stats_of_rounds.counters.update(dict.fromkeys(COUNTERS, 1))
         rounds.reasons["no_draft_replica"] += 1
         stats = rounds.stats()
         assert set(stats) - {"miss:no_draft_replica"} == set(COUNTERS) | set(GAUGES)
@@ -114,10 +115,10 @@ class TestUpdate:
         assert registry.value("chain_drafts_missed_total", "no_draft_replica") == 1
 
     def test_names_follow_prometheus(self, registry: Registry) -> None:
-        counters = {name for name, _ in [*COUNTERS.values(), *REASONED.values()]}
+        counters = {entry[0] for entry in [*COUNTERS.values(), *LABELLED.values()]}
         assert all(name.endswith("_total") for name in counters)
         others = set(registry.metrics) - counters
-        assert others == {name for name, _ in GAUGES.values()} | {OVERHEAD[0]}
+        assert others == {entry[0] for entry in [*GAUGES.values(), *BY_BATCH.values()]} | {OVERHEAD[0]}
         assert not any(name.endswith("_total") for name in others)
 
     def test_the_readme_names_them_all(self, registry: Registry) -> None:

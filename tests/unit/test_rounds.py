@@ -6,10 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from deployments.chain.controller import Unconditional
 from deployments.chain.faults import FaultPolicy
 from deployments.chain.protocol import DEADLINE, PROTOCOL_VERSION, Draft, Drafts, Sampling, Step
 from deployments.channel.inprocess import InProcessChannel
-from deployments.target.rounds import DraftRounds, Running
+from deployments.target.rounds import DraftRounds
+from deployments.target.sequence import Running
 from tests.fakes import FakeDrafter, replay
 
 FAULTS = FaultPolicy(draft_deadline_s=0.02, answer_slack_s=0.001, circuit_failures=3, circuit_pause_s=30.0)
@@ -25,7 +27,7 @@ class Target:
         self.tokens = {name: truth[:prompt] for name, prompt in requests.items()}
         self.drafts: dict[str, list[int]] = {}
         for name in requests:
-            rounds.begin(name, name, len(self.tokens[name]), True)
+            rounds.begin(name, name, self.tokens[name], True)
 
     def step(self, want: int = 3) -> dict[str, list[int]]:
         running = []
@@ -42,7 +44,7 @@ class Target:
 
 
 def make(drafter: FakeDrafter | None = None, **channel: object) -> tuple[DraftRounds, InProcessChannel]:
-    rounds = DraftRounds("t", VOCAB, FAULTS)
+    rounds = DraftRounds("t", VOCAB, FAULTS, Unconditional())
     link = InProcessChannel(drafter or FakeDrafter(replay([TRUTH])), **channel)  # type: ignore[arg-type]
     rounds.set_channels({"a": link})
     return rounds, link
@@ -130,9 +132,9 @@ def test_finished_requests_close_their_sessions() -> None:
 
 
 def test_traces_of_finished_requests_are_bounded_and_taken_once() -> None:
-    rounds = DraftRounds("t", VOCAB, FaultPolicy(trace_requests=3))
+    rounds = DraftRounds("t", VOCAB, FaultPolicy(trace_requests=3), Unconditional())
     for index in range(5):
-        rounds.begin(str(index), f"chain-{index}", 1, False)
+        rounds.begin(str(index), f"chain-{index}", [1], False)
         rounds.finish([str(index)])
     assert rounds.take_trace("chain-0") is None
     assert rounds.take_trace("chain-4") is not None
@@ -179,27 +181,8 @@ def test_a_draft_that_still_reads_is_left_alone_for_longer_and_longer() -> None:
     assert rounds.reasons["draft_reading"] >= 7
 
 
-def test_useless_drafts_are_asked_for_less_and_less_and_a_good_one_brings_them_back() -> None:
-    good = replay([TRUTH])
-    drafter = FakeDrafter(lambda tokens, want: [t + 1 for t in good(tokens, want)])
-    rounds, _ = make(drafter)
-    target = Target(rounds, {"r": 5})
-    for _ in range(60):
-        target.step()
-    assert rounds.counters["accepted_tokens"] == 0
-    assert rounds.counters["verifications"] <= 9
-    assert rounds.reasons["useless"] >= 45
-    drafter.guess = good
-    for _ in range(FAULTS.useless_rest_steps + 2):
-        target.step()
-    before = rounds.counters["verifications"]
-    for _ in range(5):
-        target.step()
-    assert rounds.counters["verifications"] == before + 5
-
-
 def test_without_any_draft_every_step_is_plain() -> None:
-    rounds = DraftRounds("t", VOCAB, FAULTS)
+    rounds = DraftRounds("t", VOCAB, FAULTS, Unconditional())
     assert Target(rounds, {"r": 5}).step() == {}
     assert rounds.reasons == Counter(no_draft_replica=1)
 
@@ -212,7 +195,7 @@ def test_without_any_draft_every_step_is_plain() -> None:
 def test_any_loss_delay_or_reordering_keeps_drafts_right(faults: list[str], wants: list[int]) -> None:
     """A right drafter behind a bad channel gives right drafts or none: state never drifts."""
     quick = FaultPolicy(draft_deadline_s=0.001, answer_slack_s=0.0, circuit_failures=100)
-    rounds = DraftRounds("t", VOCAB, quick)
+    rounds = DraftRounds("t", VOCAB, quick, Unconditional())
     fault = lambda number: faults[number % len(faults)]  # noqa: E731
     rounds.set_channels({"a": InProcessChannel(FakeDrafter(replay([TRUTH])), fault=fault)})
     target = Target(rounds, {"r": 5, "s": 9})

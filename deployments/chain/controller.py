@@ -1,0 +1,276 @@
+"""Who drafts for which sequence, and how much of a draft is worth verifying: pure decisions from what was measured.
+
+One currency rules all of it: the *worth of a token*, the seconds the engine needs on average for one committed token at
+present. A drafted token is verified if (probability that it is accepted) x worth exceeds what its verification adds to the
+step; a draft is waited for if what it brings exceeds the wait. Since the worth follows from the decisions, this is
+Dinkelbach's iteration for the largest ratio of tokens to time (Management Science 13(7), 1967): it improves with every
+round.
+
+Whether drafts that cost something (a model elsewhere, perhaps on a core lent by the target) are asked at all is decided for
+the whole step, by batch size: *speedup* of the two ways to run, each relative to plain steps of the same size.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from deployments.chain.acceptance_rates import AcceptanceRates, Trust, learn, path
+from deployments.chain.step_times import StepTimes
+
+ALONE, SHARED = "alone", "shared"  # lanes: all cores for the target, or a core lent to a draft
+
+_ALPHA = 1 / 16  # of a step, in averages over steps
+_LEARN_STEPS = 12  # steps by which drafting by models is judged
+_MARGIN = 1.01  # by how much doing without must be better
+_EARLY_STEPS, _EARLY_MARGIN = 3, 1.25  # where it is clearly worse, fewer do
+_PATIENCE = 64  # steps a try may go on without an answer to judge it by
+_PROBE_SHARE = 0.01  # of the time may go into trying the way that was worse
+_PROBE_LEAST_S = 0.2  # what a try is taken to cost at least
+_FORGET_S = 600.0  # after so long without a try, one is due whatever it costs
+_START_GAIN = 1.5  # accepted tokens expected of a model draft nobody has seen yet
+_BASE_STEPS = 4  # steps measured with all cores before a core is lent for the first time
+_GAIN_ALPHA = 0.08
+_LEAST_TRUST = 0.25  # below it a sequence asks no model; trust recovers slowly, so it will again
+
+
+@dataclass(slots=True)
+class SourceRecord:
+    """What one tenant's requests taught about one source; outlives them."""
+
+    rates: AcceptanceRates = field(default_factory=AcceptanceRates)
+    gain: float = _START_GAIN  # accepted tokens of a round it was asked in
+
+
+@dataclass(slots=True)
+class View:
+    """One sequence's view of one source."""
+
+    record: SourceRecord
+    trust: Trust = field(default_factory=Trust)
+    gain: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.gain = self.record.gain
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A draft cut to what is worth verifying. ``expected``: accepted tokens it brings in the mean."""
+
+    length: int
+    expected: float
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What one sequence could do in the step to come. ``local``: its best offer that costs no waiting."""
+
+    local: Offer
+    model: View | None  # None: no model may draft for it now
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """One engine step, afterwards."""
+
+    sequences: int
+    tokens: int  # computed: one a sequence and the drafted ones
+    seconds: float
+    wait_s: float  # what the engine waited for drafts before it
+    committed: int
+    asked: bool  # a model was asked for it, and answered or was waited for
+    local_length: int  # what sources that cost no waiting would have had verified, had they been the only ones
+    local_expected: float  # and the tokens that was expected to bring
+
+
+class _Average:
+    """Ratio of two decayed sums."""
+
+    __slots__ = ("_time", "_tokens", "steps")
+
+    def __init__(self) -> None:
+        self._tokens = self._time = 0.0
+        self.steps = 0
+
+    def add(self, tokens: float, time: float) -> None:
+        alpha = max(_ALPHA, 1.0 / (self.steps + 1))
+        self._tokens += alpha * (tokens - self._tokens)
+        self._time += alpha * (time - self._time)
+        self.steps += 1
+
+    @property
+    def value(self) -> float:
+        return self._tokens / self._time if self._time > 0.0 else 1.0
+
+
+class _Regime:
+    """One size of batch: how the two ways to run compare, and when the worse one is tried again."""
+
+    def __init__(self) -> None:
+        self.local, self.model = _Average(), _Average()
+        self.asking = True
+        self.steps = 0  # since models are asked again
+        self.began = 0.0
+        self.try_at = 0.0
+
+
+class Controller:
+    """Decisions for one engine. ``lends``: its drafts run on a core that the engine could use itself."""
+
+    def __init__(self, lends: bool = False) -> None:
+        self.times = StepTimes()
+        self.counts: Counter[str] = Counter()
+        self._lends = lends
+        self._regimes: dict[int, _Regime] = {}
+        self._records: dict[tuple[str, str], SourceRecord] = {}
+        self._tokens_per_s = _Average()
+        self._base_steps = 0
+        self.lane = ALONE
+
+    # --- memory ---------------------------------------------------------------------------------------------------
+
+    def view(self, tenant: str, source: str) -> View:
+        """A new sequence's view; starts from what the tenant's earlier ones taught."""
+        record = self._records.pop((tenant, source), None) or SourceRecord()
+        self._records[tenant, source] = record  # latest last
+        while len(self._records) > 4096:
+            del self._records[next(iter(self._records))]
+        return View(record)
+
+    @property
+    def token_worth_s(self) -> float:
+        """Seconds the engine takes for one committed token, over all sequences; 0 while unknown."""
+        return 1.0 / self._tokens_per_s.value if self._tokens_per_s.steps else 0.0
+
+    def forget(self) -> None:
+        """Drop what crosses requests, keep what was measured of the hardware."""
+        self._records.clear()
+
+    # --- what happened --------------------------------------------------------------------------------------------
+
+    def verified(self, view: View, confidence: Sequence[float], accepted: int) -> None:
+        """A draft was verified: ``accepted`` of its tokens agreed."""
+        learn(view.record.rates, view.trust, confidence, accepted)
+
+    def asked(self, view: View, accepted: int) -> None:
+        """A round in which a model was asked brought so many accepted tokens (0 also when it brought nothing in time)."""
+        view.gain += 2 * _GAIN_ALPHA * (accepted - view.gain)
+        view.record.gain += _GAIN_ALPHA * (accepted - view.record.gain)
+
+    def stepped(self, step: "StepDone") -> None:
+        """An engine step ended that did nothing but decode."""
+        self.times.observe(self.lane, step.tokens, step.seconds)
+        self._tokens_per_s.add(step.committed, step.seconds + step.wait_s)
+        self._base_steps += self.lane == ALONE
+        regime = self._regime(step.sequences)
+        plain = self.times.predict(ALONE, step.sequences)
+        if step.asked:
+            regime.model.add(step.committed / step.sequences, (step.seconds + step.wait_s) / plain)
+            alone = self.times.predict(ALONE, step.sequences + step.local_length)
+            regime.local.add(1.0 + step.local_expected / step.sequences, alone / plain)
+        elif self.lane == ALONE:
+            regime.local.add(step.committed / step.sequences, step.seconds / plain)
+
+    # --- decisions ------------------------------------------------------------------------------------------------
+
+    def offer(self, view: View, confidence: Sequence[float], tokens: int) -> Offer:
+        """Cut a draft to what pays, in a step that computes ``tokens`` tokens without it."""
+        worth = self.token_worth_s
+        cost = self.times.slope(self.lane, tokens)
+        expected, length = 0.0, 0
+        for probability in path(view.record.rates, view.trust, confidence):
+            if probability * worth < cost:
+                break
+            expected += probability
+            length += 1
+        if worth == 0.0:  # nothing measured yet
+            return Offer(len(confidence), float(len(confidence)))
+        return Offer(length, expected)
+
+    def asks(self, wishes: Sequence[Wish], now: float) -> tuple[bool, str]:
+        """Whether models are asked in the coming step, and why (not)."""
+        if not any(wish.model is not None for wish in wishes):
+            return False, "no_source"
+        if self._lends and self._base_steps < _BASE_STEPS:
+            return False, "measuring"
+        regime = self._regime(len(wishes))
+        if not regime.asking:
+            if now < regime.try_at:
+                return False, "slower"
+            self._try(regime, now)
+        regime.steps += 1
+        seen = regime.model.steps
+        margin = _MARGIN if seen >= _LEARN_STEPS else _EARLY_MARGIN
+        if (seen >= _EARLY_STEPS and regime.model.value * margin < regime.local.value) or (
+            not seen and regime.steps > _PATIENCE
+        ):
+            self._stop(regime, now)
+            return False, "slower"
+        return True, "faster"
+
+    def announces(self, sequences: int) -> bool:
+        """Whether prompts of new requests should go to the models at once, with so many sequences then running."""
+        return self._regime(sequences).asking and not (self._lends and self._base_steps < _BASE_STEPS)
+
+    def wants_model(self, wish: Wish) -> tuple[bool, str]:
+        """For one sequence of a step that asks models: is it worth a round, beside what it has for nothing?"""
+        if wish.model is None:
+            return False, "no_source"
+        if wish.model.trust.value < _LEAST_TRUST:
+            return False, "useless"
+        if wish.local.expected >= wish.model.gain * min(1.0, wish.model.trust.value) and wish.local.length:
+            return False, "local_better"
+        return True, ""
+
+    def _try(self, regime: _Regime, now: float) -> None:
+        self.counts["try"] += 1
+        regime.asking, regime.began, regime.steps = True, now, 0
+        regime.model = _Average()
+
+    def _stop(self, regime: _Regime, now: float) -> None:
+        self.counts["stop"] += 1
+        lost = max(1.0 - regime.model.value / regime.local.value, 0.05)
+        spent = min(now - regime.began, _FORGET_S) if regime.began else 0.0
+        regime.asking = False
+        regime.try_at = now + min(max(spent * lost, _PROBE_LEAST_S) / _PROBE_SHARE, _FORGET_S)
+
+    def _regime(self, sequences: int) -> _Regime:
+        """By powers of two. A new one starts from its neighbour: what does not pay for few does not pay for more."""
+        index = max(sequences - 1, 0).bit_length()
+        regime = self._regimes.get(index)
+        if regime is None:
+            regime = self._regimes[index] = _Regime()
+            below = [self._regimes[i] for i in sorted(self._regimes) if i < index]
+            if below and not below[-1].asking:
+                regime.asking, regime.try_at = False, below[-1].try_at
+        return regime
+
+    def state(self) -> dict[str, float]:
+        """Gauges: speedups by batch size, and what a token is worth."""
+        result = {"token_worth_ms": self.token_worth_s * 1e3}
+        for index, regime in self._regimes.items():
+            size = 1 << index
+            result[f"speedup_local:{size}"] = regime.local.value
+            result[f"speedup_model:{size}"] = regime.model.value
+            result[f"asking:{size}"] = float(regime.asking)
+        return result
+
+
+class Unconditional(Controller):
+    """Everything drafted is verified and every source is asked, whatever it costs: for tests and experiments."""
+
+    def offer(self, view: View, confidence: Sequence[float], tokens: int) -> Offer:
+        return Offer(len(confidence), float(len(confidence)))
+
+    def asks(self, wishes: Sequence[Wish], now: float) -> tuple[bool, str]:
+        return any(wish.model is not None for wish in wishes), "no_source"
+
+    def announces(self, sequences: int) -> bool:
+        return True
+
+    def wants_model(self, wish: Wish) -> tuple[bool, str]:
+        return (False, "local_better") if wish.local.length else (wish.model is not None, "no_source")
+
+    @property
+    def token_worth_s(self) -> float:
+        return 0.0

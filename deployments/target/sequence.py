@@ -1,0 +1,62 @@
+"""One sequence of the target as the chain sees it: what is being verified, by whom it was drafted, how it goes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from deployments.chain.controller import Offer, View
+from deployments.chain.protocol import MAX_DRAFT_TOKENS, Sampling
+from deployments.chain.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """One running sequence after an engine step."""
+
+    request: str
+    new: list[int]  # tokens this step committed
+    length: int  # committed tokens, prompt included
+    tokens: Callable[[int, int], list[int]]  # tokens(start, stop) of the whole sequence
+    want: int  # draft tokens of use after this one; 0: none (finished, disabled, at the limit)
+    sampling: Sampling
+    ask: int = MAX_DRAFT_TOKENS  # of these, most that a model may be asked for; 0: ask none
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A draft for one sequence that could be verified next."""
+
+    source: str  # record under which its acceptance is remembered
+    label: str  # who drafted, for the trace
+    view: View
+    tokens: list[int]
+    confidence: list[float]
+    offer: Offer  # how much of it is worth verifying
+    ready: int = 0  # tokens that were waiting when they were asked for
+    work_ms: float = 0.0
+
+
+@dataclass(slots=True)
+class Sequence:
+    """State between two rounds."""
+
+    trace: Trace
+    chain_id: str
+    tenant: str
+    sources: frozenset[str] | None  # what the request allows; None: everything
+    views: dict[str, View] = field(default_factory=dict)
+    # --- at the draft ---
+    draft: str = ""  # replica that holds the session
+    epoch: int = 0
+    sent: int = 0  # committed tokens the draft has been told of; 0: not open there
+    active: bool = False  # the draft was last told to work on it
+    behind: int = 0  # answers in a row that the draft was still reading the sequence
+    rest: int = 0  # steps until it is asked again
+    # --- being verified ---
+    base: int = 0
+    pending: Candidate | None = None
+    asked: str = ""  # record of the model that was asked for the step under way
+    reason: str = ""
+    wait_ms: float = 0.0
+
+    def allows(self, source: str) -> bool:
+        return self.sources is None or source in self.sources
