@@ -115,6 +115,9 @@ def build_router(config: AppConfig, target: dict[str, Any]) -> Application:
         "priorities": config.target.engine_kwargs.get("scheduling_policy") == "priority",
         "retry_after_s": config.limits.retry_after_s,
         "drain_timeout_s": config.fault_policy.drain_timeout_s,
+        "sources": [*(["model"] if any(draft.replicas for draft in config.drafts) else []), *config.chain.sources],
+        "tenant_header": config.chain.tenants.header,
+        "share_anonymous": config.chain.tenants.share_anonymous,
     }
     deployment = serve.deployment(
         ingress_class(config.limits.retry_after_s),

@@ -5,7 +5,7 @@ import secrets
 import uuid
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
 
 from deployments.chain.protocol import MAX_DRAFT_TOKENS
 
@@ -13,13 +13,16 @@ SEED_MASK = (1 << 63) - 1
 
 
 class ChainField(BaseModel):
-    """``{"enabled": false}`` is plain decoding; ``{"trace": true}`` returns the rounds; ``tokens`` caps a round's draft."""
+    """``{"enabled": false}`` is plain decoding; ``{"trace": true}`` returns the rounds; ``tokens`` caps a round's draft;
+    ``sources`` lets only these draft: ``"model"`` (the draft deployments) and the configured sources without a model.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
     enabled: StrictBool | None = Field(default=None, description="None: the application's default")
     trace: StrictBool = False
     tokens: StrictInt | None = Field(default=None, ge=1, le=MAX_DRAFT_TOKENS)
+    sources: list[StrictStr] | None = Field(default=None, description="None: all there are")
 
 
 def engine_options(
@@ -30,6 +33,7 @@ def engine_options(
     seed: int | None,
     min_p: float,
     logit_bias: dict[str, float] | None,
+    tenant: str = "",
 ) -> str:
     """The JSON string that reaches the worker as ``extra_args["chain"]``.
 
@@ -44,6 +48,10 @@ def engine_options(
     }
     if asked.tokens is not None:
         options["tokens"] = asked.tokens
+    if asked.sources is not None:
+        options["sources"] = asked.sources
+    if tenant:
+        options["tenant"] = tenant
     if min_p:
         options["min_p"] = min_p
     if logit_bias:

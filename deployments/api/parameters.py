@@ -5,9 +5,10 @@ the chain's options. What vLLM accepts and then ignores is answered 400 with its
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
-from deployments.api.chain_field import engine_options
+from deployments.api.chain_field import ChainField, engine_options
 from deployments.api.errors import RequestError
 from deployments.api.requests import ChainChatRequest, ChainCompletionRequest
 
@@ -45,8 +46,12 @@ def prepare(
     default_min_p: float,
     vocab_size: int,
     priorities: bool = False,
+    tenant: str = "",
+    sources: Sequence[str] = (),
 ) -> None:
     """Check the request and move what the chain handles into ``vllm_xargs["chain"]``, in place.
+
+    ``sources``: who may draft in this application. ``tenant``: whose request it is.
 
     Raises:
         RequestError: 400 naming the parameter.
@@ -54,12 +59,13 @@ def prepare(
     refuse_unsupported(request)
     if request.priority and not priorities:
         raise RequestError("priority is ignored unless the target runs scheduling_policy: priority.", "priority")
+    check_sources(request.chain, sources)
     min_p = check_min_p(default_min_p if request.min_p is None else request.min_p)
     bias = check_logit_bias(request.logit_bias, vocab_size)
     if request.seed == -1:
         request.seed = None  # vLLM's own meaning of -1
     options = engine_options(
-        request.chain, enabled=enabled, trace=trace, seed=request.seed, min_p=min_p, logit_bias=bias
+        request.chain, enabled=enabled, trace=trace, seed=request.seed, min_p=min_p, logit_bias=bias, tenant=tenant
     )
     request.vllm_xargs = {**(request.vllm_xargs or {}), "chain": options}
     request.min_p = 0.0  # explicitly off, or a default of the checkpoint's generation_config would come back
@@ -101,6 +107,15 @@ def _sequences(request: ChainRequest) -> int:
     prompt = getattr(request, "prompt", None)
     several = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
     return (request.n or 1) * (len(prompt) if several and prompt is not None else 1)
+
+
+def check_sources(field: ChainField | None, known: Sequence[str]) -> None:
+    """Only sources that this application has."""
+    for name in (field.sources if field is not None else None) or ():
+        if name not in known:
+            raise RequestError(
+                f"chain.sources: no source {name!r} here; there are: {', '.join(known) or 'none'}.", "chain.sources"
+            )
 
 
 def check_min_p(value: float) -> float:

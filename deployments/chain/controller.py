@@ -23,6 +23,7 @@ _ALPHA = 1 / 16  # of a step, in averages over steps
 _LEARN_STEPS = 12  # steps by which drafting by models is judged
 _MARGIN = 1.01  # by how much doing without must be better
 _EARLY_STEPS, _EARLY_MARGIN = 3, 1.25  # where it is clearly worse, fewer do
+_RESUME_MARGIN = 1.08  # by how much they must have been better than doing without is now, to be asked again
 _PATIENCE = 64  # steps a try may go on without an answer to judge it by
 _PROBE_SHARE = 0.01  # of the time may go into trying the way that was worse
 _PROBE_LEAST_S = 0.2  # what a try is taken to cost at least
@@ -195,7 +196,8 @@ class Controller:
             return False, "measuring"
         regime = self._regime(len(wishes))
         if not regime.asking:
-            if now < regime.try_at:
+            # the other way may have become worse than models were (a text that no longer repeats): compare again
+            if now < regime.try_at and regime.model.value < _RESUME_MARGIN * regime.local.value:
                 return False, "slower"
             self._try(regime, now)
         regime.steps += 1

@@ -12,6 +12,7 @@ from hw.providers import known_profiles
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
 ModelId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$", max_length=128)]
+SOURCE_TOKENS = 24  # of a draft by look-up: runs that repeat are long and cost nothing to make
 CoreIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 
 # Set by fields of our own or by the chain itself; a second way to set them would only hide which one won.
@@ -79,7 +80,10 @@ class Target(Strict):
     max_num_seqs: int = Field(default=16, ge=1, description="sequences in one engine step")
     tensor_parallel_size: int = Field(default=1, ge=1)
     eager: bool = Field(default=False, description="skip compilation: starts in seconds, a little slower afterwards")
-    cores: CoreIds | None = Field(default=None, description="CPU ids of the engine's threads (CPU pools)")
+    cores: CoreIds | None = Field(
+        default=None,
+        description="CPU ids of the engine's threads (CPU pools); the last ones may be a draft's, too: lent while it works",
+    )
     kv_cache_gib: float | None = Field(default=None, gt=0, description="None: vLLM decides")
     engine_kwargs: dict[str, Any] = Field(default_factory=dict, description="further vLLM arguments, passed through")
 
@@ -102,7 +106,7 @@ class DraftSpec(Strict):
     replicas: int = Field(default=1, ge=0, description="0 keeps the draft configured but off")
     context: int = Field(default=2048, ge=16, description="longest sequence it drafts for; longer ones decode plainly")
     slots: int = Field(default=16, ge=1, description="sequences whose KV it holds")
-    tokens: int = Field(default=3, ge=1, le=MAX_DRAFT_TOKENS, description="draft tokens a round")
+    tokens: int = Field(default=4, ge=1, le=MAX_DRAFT_TOKENS, description="most tokens asked of it in a round")
     top_k: int = Field(
         default=0, ge=0, le=64, description="probabilities sent with each token; lossy policies need them"
     )
@@ -123,18 +127,43 @@ class DraftSpec(Strict):
         return self
 
 
+class Tenants(Strict):
+    """Whose request a request is. What crosses requests (earlier outputs, shares of a draft) stays within a tenant."""
+
+    header: str = Field(
+        default="authorization",
+        min_length=1,
+        description="request header whose value names the tenant; only a keyed hash of it is kept",
+    )
+    share_anonymous: bool = Field(
+        default=False,
+        description="requests without the header form one tenant and learn from one another; false: each is on its own",
+    )
+
+
 class Chain(Strict):
     """Defaults of the token chain; a request's ``chain`` field can override them downwards."""
 
     enabled: bool = True
+    sources: tuple[Literal["suffix", "lookup"], ...] = Field(
+        default=("suffix",),
+        description="drafts without a model, made in the target itself from the request and the tenant's earlier outputs",
+    )
+    adaptive: bool = Field(
+        default=True,
+        description="draft and verify only what measurably pays; false: always, for experiments",
+    )
+    tenants: Tenants = Field(default_factory=Tenants)
     tokens: int | None = Field(
         default=None,
         ge=1,
         le=MAX_DRAFT_TOKENS,
-        description="most draft tokens a round; None: the largest of the drafts",
+        description="most draft tokens verified in a round; None: 24 with sources, else the largest of the drafts",
     )
     max_batch: int | None = Field(
-        default=None, ge=1, description="no drafting above so many running sequences; None: no bound"
+        default=None,
+        ge=1,
+        description="ask no draft model above so many running sequences; None: what pays is measured",
     )
     trace: bool = Field(default=True, description="answer requests for traces")
 
@@ -181,7 +210,16 @@ class AppConfig(Strict):
     @property
     def draft_tokens(self) -> int:
         """Most draft tokens of one round: what the engine reserves room for."""
-        return self.chain.tokens or max((draft.tokens for draft in self.drafts), default=1)
+        longest = max((draft.tokens for draft in self.drafts if draft.replicas), default=1)
+        return self.chain.tokens or (max(SOURCE_TOKENS, longest) if self.chain.sources else longest)
+
+    @property
+    def lent_cores(self) -> int:
+        """How many of the target's cores it leaves to drafts while they work."""
+        if not self.target.cores or self.pools[self.target.pool].gpus:
+            return 0
+        drafts = [draft for draft in self.drafts if draft.pool == self.target.pool and draft.replicas]
+        return len({core for draft in drafts for core in draft.cores or ()} & set(self.target.cores))
 
     @model_validator(mode="after")
     def _agree(self) -> "AppConfig":
@@ -219,10 +257,18 @@ class AppConfig(Strict):
                 )
 
     def _check_cores(self) -> None:
-        if self.target.cores is None or self.pools[self.target.pool].gpus:
+        """A draft may work on the target's last cores: the engine does without them for as long as it does."""
+        lent, cores = self.lent_cores, self.target.cores or []
+        if not lent:
             return
+        if lent == len(cores):
+            raise ValueError("args.drafts: the drafts' cores are all the target has; leave it at least one of its own")
+        if self.target.tensor_parallel_size > 1:
+            raise ValueError("args.drafts: cores cannot be shared with a target of several ranks")
         for index, draft in enumerate(self.drafts):
-            shared = set(draft.cores or ()) & set(self.target.cores)
-            if shared and draft.pool == self.target.pool and draft.replicas:
-                cores = ", ".join(str(core) for core in sorted(shared))
-                raise ValueError(f"args.drafts[{index}].cores: core {cores} is already the target's; give each its own")
+            wrong = set(draft.cores or ()) & set(cores[:-lent])
+            if wrong and draft.pool == self.target.pool and draft.replicas:
+                raise ValueError(
+                    f"args.drafts[{index}].cores: core {min(wrong)} is shared but not one of the last {lent} of "
+                    f"args.target.cores {cores}; list shared cores last there: those are the ones the engine can do without"
+                )

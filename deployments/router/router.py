@@ -16,6 +16,7 @@ from deployments.api import errors
 from deployments.api.parameters import ChainRequest, prepare
 from deployments.api.requests import ChainChatRequest, ChainCompletionRequest
 from deployments.router.availability import replica_count
+from deployments.router.tenants import tenant_of
 
 # A handle hears of its replicas a moment after the router starts; within this time "none" only means "not heard yet".
 GRACE_S = 3.0
@@ -33,6 +34,9 @@ class RouterSettings(BaseModel):
     priorities: bool = False
     retry_after_s: int = 5
     drain_timeout_s: float = 10.0
+    sources: list[str] = []
+    tenant_header: str = "authorization"
+    share_anonymous: bool = False
 
 
 class Router(OpenAiIngress):
@@ -60,15 +64,15 @@ class Router(OpenAiIngress):
 
     async def chat(self, body: ChainChatRequest, request: Request) -> Response:
         """OpenAI chat completion; ``chain`` says what to ask of the drafts."""
-        await self._prepare(body)
+        await self._prepare(body, request)
         return await self._while_served(super().chat(body, request), body)
 
     async def completions(self, body: ChainCompletionRequest, request: Request) -> Response:
         """OpenAI completion; ``chain`` says what to ask of the drafts."""
-        await self._prepare(body)
+        await self._prepare(body, request)
         return await self._while_served(super().completions(body, request), body)
 
-    async def _prepare(self, body: ChainRequest) -> None:
+    async def _prepare(self, body: ChainRequest, request: Request) -> None:
         model = await self._get_model_id(body.model)
         settings = self._settings
         prepare(
@@ -78,6 +82,8 @@ class Router(OpenAiIngress):
             default_min_p=settings.default_min_p,
             vocab_size=settings.vocab_size,
             priorities=settings.priorities,
+            tenant=tenant_of(request.headers.get(settings.tenant_header), settings.share_anonymous),
+            sources=settings.sources,
         )
         await self._require_target(model)
 

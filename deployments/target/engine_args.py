@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from deployments.config.models import AppConfig
+from deployments.target.settings import ChainSettings
 
 GIB = 1 << 30
 CPU_WORKER = "deployments.target.worker.CpuTargetWorker"
@@ -36,16 +37,26 @@ def engine_kwargs(config: AppConfig) -> dict[str, Any]:
             "model": PROPOSER,
             "num_speculative_tokens": config.draft_tokens,
         },
-        "additional_config": {
-            "chain_faults": asdict(config.fault_policy),
-            "chain_max_batch": config.chain.max_batch or 0,
-        },
+        "additional_config": chain_settings(config).as_config(),
     }
     if target.max_model_len is not None:
         kwargs["max_model_len"] = target.max_model_len
     if target.kv_cache_gib is not None:
         kwargs["kv_cache_memory_bytes"] = int(target.kv_cache_gib * GIB)
     return kwargs
+
+
+def chain_settings(config: AppConfig) -> ChainSettings:
+    """What the worker is told about the chain."""
+    lent = config.lent_cores
+    return ChainSettings(
+        faults=asdict(config.fault_policy),
+        max_batch=config.chain.max_batch or 0,
+        model_tokens=max((draft.tokens for draft in config.drafts if draft.replicas), default=0),
+        sources=tuple(config.chain.sources),
+        adaptive=config.chain.adaptive,
+        own_threads=len(config.target.cores or ()) - lent if lent else 0,
+    )
 
 
 def environment(config: AppConfig) -> dict[str, str]:

@@ -11,9 +11,11 @@ from pydantic import ValidationError
 from ray.llm._internal.serve.core.configs.openai_api_models import OpenAIHTTPException
 
 from deployments.api import errors
+from deployments.api.errors import RequestError
 from deployments.api.parameters import prepare
 from deployments.api.requests import ChainChatRequest, ChainCompletionRequest
 from deployments.api.trace import chain_object, pieces, with_trace
+from deployments.router.tenants import tenant_of
 from deployments.target.options import ChainOptions, options_of
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -71,11 +73,11 @@ class TestChainField:
         ("chain", "message", "param"),
         [
             ({"trase": True}, "chain.trase: unknown key; did you mean 'trace'?", "chain.trase"),
-            ({"on": True}, "chain.on: unknown key; known: enabled, tokens, trace", "chain.on"),
+            ({"on": True}, "chain.on: unknown key; known: enabled, sources, tokens, trace", "chain.on"),
             ({"trace": "yes"}, "chain.trace: Input should be a valid boolean", "chain.trace"),
             ({"trace": 1}, "chain.trace: Input should be a valid boolean", "chain.trace"),
             ({"tokens": 0}, "chain.tokens: Input should be greater than or equal to 1", "chain.tokens"),
-            ({"tokens": 17}, "chain.tokens: Input should be less than or equal to 16", "chain.tokens"),
+            ({"tokens": 33}, "chain.tokens: Input should be less than or equal to 32", "chain.tokens"),
             ({"tokens": "3"}, "chain.tokens: Input should be a valid integer", "chain.tokens"),
             ([], "chain: Input should be a valid dictionary", "chain"),
         ],
@@ -88,6 +90,34 @@ class TestChainField:
     def test_it_works_for_completions(self) -> None:
         request = ChainCompletionRequest.model_validate({"model": "m", "prompt": "x", "chain": {"tokens": 1}})
         assert options(request).tokens == 1
+
+
+class TestSources:
+    def test_they_travel_in_the_options(self) -> None:
+        request = ChainChatRequest.model_validate({**CHAT, "chain": {"sources": ["model"]}})
+        assert options(request, sources=["model", "suffix"]).sources == ["model"]
+        assert options(ChainChatRequest.model_validate(CHAT), sources=["model"]).sources is None
+
+    def test_one_that_is_not_there_is_refused(self) -> None:
+        request = ChainChatRequest.model_validate({**CHAT, "chain": {"sources": ["modle"]}})
+        with pytest.raises(RequestError, match=r"no source 'modle' here; there are: model, suffix") as error:
+            options(request, sources=["model", "suffix"])
+        assert error.value.param == "chain.sources"
+
+
+class TestTenants:
+    def test_a_credential_names_one_and_stays_secret(self) -> None:
+        first, second = tenant_of("Bearer secret-a", False), tenant_of("Bearer secret-b", False)
+        assert first != second
+        assert first == tenant_of("Bearer secret-a", True)
+        assert "secret" not in first
+
+    def test_without_one_nothing_is_shared_unless_allowed(self) -> None:
+        assert tenant_of(None, False) == tenant_of("", False) == ""
+        assert tenant_of(None, True) == tenant_of("", True) != ""
+
+    def test_it_travels_in_the_options(self) -> None:
+        assert options(ChainChatRequest.model_validate(CHAT), tenant="t").tenant == "t"
 
 
 class TestSeeds:

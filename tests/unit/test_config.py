@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from deployments.chain.faults import FaultPolicy
 from deployments.config import AppConfig, ConfigError, load_args
 from deployments.config.load import engine_argument_names, resolve
-from deployments.target.engine_args import engine_kwargs, placement, replica_bundles
+from deployments.target.engine_args import chain_settings, engine_kwargs, placement, replica_bundles
+from deployments.target.settings import ChainSettings
 
 
 @pytest.fixture
@@ -48,7 +49,8 @@ def test_good_config_resolves_paths_against_the_file(models: Path) -> None:
     config = load_args(args(), models)
     assert config.target.model == models / "target"
     assert config.drafts[0].model == models / "draft"
-    assert config.draft_tokens == config.drafts[0].tokens
+    assert config.draft_tokens == 24
+    assert load_args(args(chain__sources=[]), models).draft_tokens == config.drafts[0].tokens
 
 
 @pytest.mark.parametrize(
@@ -61,7 +63,7 @@ def test_good_config_resolves_paths_against_the_file(models: Path) -> None:
         ({"faults__draft_deadlin_s": 1}, "args.faults.draft_deadlin_s: unknown key; did you mean 'draft_deadline_s'?"),
         ({"target__pool": "gpuu"}, "args.target.pool: no pool 'gpuu'; pools: cpu"),
         ({"drafts__0__pool": "cpux"}, "args.drafts[0].pool: no pool 'cpux'; pools: cpu"),
-        ({"drafts__0__tokens": 17}, "args.drafts[0].tokens: Input should be less than or equal to 16 (got 17)"),
+        ({"drafts__0__tokens": 33}, "args.drafts[0].tokens: Input should be less than or equal to 32 (got 33)"),
         ({"faults__draft_deadline_s": 0}, "args.faults.draft_deadline_s: Input should be greater than 0 (got 0)"),
         ({"target__dtype": "int3"}, "args.target.dtype: Input should be"),
         ({"pools__cpu__resources": {"GPU": 1}}, "args.pools.cpu.resources: GPU is not a custom resource"),
@@ -97,9 +99,24 @@ def test_two_drafts_of_one_name(models: Path) -> None:
     assert "two drafts are named 'int4'" in problems(models, drafts=[draft, draft])[0]
 
 
-def test_core_of_the_target_is_not_a_drafts(models: Path) -> None:
-    found = problems(models, target__cores=[0, 1], drafts__0__cores=[1])
-    assert "core 1 is already the target's" in found[0]
+class TestCores:
+    @pytest.mark.parametrize(("target", "draft", "own"), [([0, 1], [1], 1), ([0, 1, 2], [2], 2), ([0], [1], 0)])
+    def test_the_last_cores_of_the_target_may_be_lent(
+        self, models: Path, target: list[int], draft: list[int], own: int
+    ) -> None:
+        config = load_args(args(target__cores=target, drafts__0__cores=draft), models)
+        assert chain_settings(config).own_threads == own
+
+    def test_a_draft_that_is_off_borrows_nothing(self, models: Path) -> None:
+        config = load_args(args(target__cores=[0, 1], drafts__0__cores=[1], drafts__0__replicas=0), models)
+        assert chain_settings(config).own_threads == 0
+
+    @pytest.mark.parametrize(
+        ("target", "draft", "message"),
+        [([0, 1], [0], "core 0 is shared but not one of the last 1"), ([1], [1], "leave it at least one of its own")],
+    )
+    def test_others_may_not(self, models: Path, target: list[int], draft: list[int], message: str) -> None:
+        assert message in problems(models, target__cores=target, drafts__0__cores=draft)[0]
 
 
 class TestPlacement:
@@ -135,9 +152,13 @@ def test_engine_arguments(models: Path) -> None:
     assert kwargs["kv_cache_memory_bytes"] == 1 << 29
     assert kwargs["seed"] == 3
     assert kwargs["worker_cls"].endswith("CpuTargetWorker")
-    assert kwargs["speculative_config"]["num_speculative_tokens"] == 3
+    assert kwargs["speculative_config"]["num_speculative_tokens"] == 24
     assert kwargs["additional_config"]["chain_max_batch"] == 8
-    assert FaultPolicy(**kwargs["additional_config"]["chain_faults"]) == FaultPolicy()
+    settings = ChainSettings.of(kwargs["additional_config"])
+    assert settings == chain_settings(config)
+    assert FaultPolicy(**settings.faults) == FaultPolicy()
+    with pytest.raises(ValueError, match="no setting chain_maxbatch"):
+        ChainSettings.of({"chain_maxbatch": 1})
     assert set(kwargs) <= engine_argument_names()
 
 
