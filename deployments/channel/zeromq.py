@@ -5,6 +5,7 @@ DEALER to each draft replica. What a message says about its sender is ignored: s
 """
 
 import logging
+import select
 import threading
 import time
 from collections import Counter
@@ -20,6 +21,7 @@ from deployments.chain.protocol import MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Draf
 
 logger = logging.getLogger(__name__)
 
+_CLOCK_TICK_S = 0.5  # how soon the arrival clock notices that it should stop
 _IDLE_SLICE_S = 0.02  # idle work between two looks at the socket; it is interruptible within one draft step anyway
 
 
@@ -130,6 +132,44 @@ class ZmqChannel:
         self._socket.close(0)
 
 
+class ArrivalClock:
+    """When the first unread message came, seen by a thread while the drafting thread computes.
+
+    It only watches the socket's file descriptor, edge by edge: the socket itself belongs to the drafting thread. Without
+    epoll (Linux has it) nothing is seen and times are those of reading.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._at: float | None = None
+        self._stop = threading.Event()
+        self._poll = select.epoll() if hasattr(select, "epoll") else None
+        if self._poll is not None:
+            self._poll.register(descriptor, select.EPOLLIN | select.EPOLLET)
+        self._thread = threading.Thread(target=self._run, name="draft-arrivals", daemon=True)
+
+    def start(self) -> None:
+        if self._poll is not None:
+            self._thread.start()
+
+    def take(self) -> float | None:
+        """Seconds of ``time.perf_counter`` at which it was first signalled since the last call."""
+        at, self._at = self._at, None
+        return at
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        if self._poll is not None:
+            self._poll.close()
+
+    def _run(self) -> None:
+        assert self._poll is not None
+        while not self._stop.is_set():
+            if self._poll.poll(_CLOCK_TICK_S) and self._at is None:
+                self._at = time.perf_counter()
+
+
 class DraftServer:
     """A draft's end: one thread that decodes, lets the drafter work, answers, and gives it idle time in between."""
 
@@ -154,6 +194,8 @@ class DraftServer:
         bracketed = f"[{host}]" if ":" in host else host
         port = self._socket.bind_to_random_port(f"tcp://{bracketed}")
         self.address = f"tcp://{bracketed}:{port}"
+        self._arrivals = ArrivalClock(int(self._socket.getsockopt(zmq.FD)))
+        self._arrived: float | None = None  # when the message came that is about to be read
         self._stop = threading.Event()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=f"draft-server-{name}", daemon=True)
@@ -183,6 +225,7 @@ class DraftServer:
         self._gone.add(key)
 
     def start(self) -> None:
+        self._arrivals.start()
         self._thread.start()
 
     @property
@@ -194,6 +237,7 @@ class DraftServer:
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
+        self._arrivals.stop()
         self._socket.close(0)
         self._authenticator.stop()
         self._context.term()
@@ -212,18 +256,28 @@ class DraftServer:
             while not self._stop.is_set():
                 while self._gone:
                     self._drafter.disconnect(self._gone.pop().decode())
-                if self._socket.poll(0 if busy and idle is not None else 50):
+                if self._waiting(0 if busy and idle is not None else 50):
                     self._serve()
                     busy = True
                 elif idle is not None:
-                    busy = bool(idle(_IDLE_SLICE_S, lambda: self._stop.is_set() or bool(self._socket.poll(0))))
+                    busy = bool(idle(_IDLE_SLICE_S, lambda: self._stop.is_set() or self._waiting()))
         except BaseException as error:
             self._failure = error
             logger.exception("draft server %s stopped", self.name)
 
+    def _waiting(self, timeout_ms: int = 0) -> bool:
+        """Is there a message? Remembers when it came; a signal without one was ZeroMQ's own and counts for nothing."""
+        signalled = self._arrivals.take()
+        if not self._socket.poll(timeout_ms):
+            return False
+        if timeout_ms == 0 and self._arrived is None:
+            self._arrived = signalled
+        return True
+
     def _serve(self) -> None:
         """Take everything that waits, so that a target that has moved on does not wait behind its own past."""
         waiting: list[tuple[bytes, Step, float]] = []
+        arrived, self._arrived = self._arrived or time.perf_counter(), None
         while True:
             try:
                 frames = self._socket.recv_multipart(zmq.DONTWAIT, copy=False)
@@ -231,15 +285,17 @@ class DraftServer:
                 break
             step = self._decode(frames)
             if step is not None:
-                waiting.append((frames[0].bytes, step, time.perf_counter()))
+                waiting.append((frames[0].bytes, step, arrived))
         newest = {step.target: step.number for _, step, _ in waiting}
         for identity, step, received in waiting:
             if step.number != newest[step.target]:  # superseded: keep sessions in step, draft nothing
                 commits = [msgspec.structs.replace(commit, want=0) for commit in step.commits]
                 step = msgspec.structs.replace(step, commits=commits)
                 self.dropped["superseded"] += 1
-            left = max(0.0, step.deadline_s - (time.perf_counter() - received))
+            queued = time.perf_counter() - received
+            left = max(0.0, step.deadline_s - queued)
             answer = self._drafter.step(msgspec.structs.replace(step, deadline_s=left))
+            answer = msgspec.structs.replace(answer, queue_s=queued)
             if not any(commit.want for commit in step.commits):
                 continue  # closes and announcements: nobody waits
             try:

@@ -10,6 +10,7 @@ from typing import Any
 from deployments.demo.client import DemoError
 
 POLL_S = 0.4
+ENGINE_FAILED = "EngineCore failed to start"  # vLLM's words before the traceback
 FAILED = ("DEPLOY_FAILED", "UNHEALTHY")
 
 
@@ -52,10 +53,12 @@ def watch(
         if status is not None:
             states = {name: State(name, info.status.value, info.message) for name, info in status.deployments.items()}
             yield states
+            # Serve starts a failed replica anew several times before it says so; what the engine died of stays the same.
+            if logs is not None and (reason := engine_cause(logs)):
+                raise DemoError(f"the target's engine failed to start: {reason}")
             for state in states.values():
                 if state.status in FAILED or "failed to start" in state.message:
-                    reason = (engine_cause(logs) if logs is not None else None) or cause(state.message)
-                    raise DemoError(f"{state.name} failed to start: {reason}")
+                    raise DemoError(f"{state.name} failed to start: {cause(state.message)}")
             if status.status.value in FAILED:
                 raise DemoError(f"the application could not be built: {cause(status.message)}")
             if all(name in states and states[name].status == "HEALTHY" for name in wanted):
@@ -74,9 +77,12 @@ def cause(message: str) -> str:
 
 
 def engine_cause(logs: Path) -> str | None:
-    """The exception that an engine process logged before it died."""
+    """The exception that an engine process logged when it could not start; None while there is none."""
     for file in sorted(logs.glob("worker-*.out"), reverse=True):
-        for line in reversed(file.read_text(errors="replace").splitlines()):
+        text = file.read_text(errors="replace")
+        if ENGINE_FAILED not in text:
+            continue
+        for line in reversed(text.splitlines()):
             found = re.match(r"\(EngineCore[^)]*\) ERROR [^\]]*\] (?:[\w.]+\.)?\w+(?:Error|Exception): (.+)$", line)
             if found:
                 return found.group(1)

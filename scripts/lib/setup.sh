@@ -3,7 +3,7 @@
 #
 #   chain_setup           .venv with everything the lock files name; returns at once when it is there already
 #   chain_models [ARGS]   the models (scripts/prepare_models' work); returns at once when they are there already
-#   chain_bench_setup     the extra baseline of scripts/bench (compiles arctic-inference)
+#   chain_suffix_setup    drafts by suffix decoding (compiles arctic-inference); fails where that is not possible
 #   chain_preload         prints the LD_PRELOAD value vLLM wants on a CPU
 #   chain_machine         prints gpu or cpu
 #
@@ -210,20 +210,29 @@ chain_models() {
     PYTHONPATH="$chain_root${PYTHONPATH:+:$PYTHONPATH}" "$chain_venv/bin/python" -m hw.onnx.prepare "$@"
 }
 
-chain_bench_setup() {
-    local stamp="$chain_venv/.chain-bench-stamp" want
-    want="$(cat -- "$chain_locks/bench-build.lock" "$chain_locks/bench.lock" "$chain_venv/.chain-stamp" | sha256sum | cut -d ' ' -f 1)"
+# Suffix decoding is compiled on the spot: there are no wheels. Without a compiler, or if it fails, drafts by look-up take its
+# place; a failure is remembered, so that not every start pays for another try (scripts/setup --suffix tries again).
+chain_suffix_setup() {
+    local stamp="$chain_venv/.chain-suffix-stamp" want python="$chain_venv/bin/python"
+    want="$(cat -- "$chain_locks/suffix-build.lock" "$chain_locks/suffix.lock" "$chain_venv/.chain-stamp" | sha256sum | cut -d ' ' -f 1)"
     [[ -f "$stamp" && "$(<"$stamp")" == "$want" ]] && return
+    [[ "${1:-}" != again && -f "$stamp" && "$(<"$stamp")" == "failed $want" ]] && return 1
+    if ! command -v g++ >/dev/null || ! "$python" -c 'import os, sysconfig; os.stat(os.path.join(sysconfig.get_path("include"), "Python.h"))' 2>/dev/null; then
+        chain_say "No C++ compiler with Python's headers: drafting by prompt look-up instead of suffix decoding" \
+            "(apt-get install g++ python3.11-dev, then scripts/setup --suffix)"
+        return 1
+    fi
     (
         exec 9>"$chain_root/.venv.lock" || exit 1
         flock 9 || exit 1
-        chain_say "Setting up the baseline arctic-inference (once; a minute)"
-        command -v g++ >/dev/null || chain_die "a C++ compiler is needed for it: apt-get install g++ python3.11-dev"
-        chain_step "install requirements/bench-build.lock" chain_pip install --no-deps -r "$chain_locks/bench-build.lock"
+        [[ -f "$stamp" && "$(<"$stamp")" == "$want" ]] && exit 0
+        printf 'failed %s\n' "$want" >"$stamp" || exit 1
+        chain_say "Setting up suffix decoding (once; a minute)"
+        chain_step "install requirements/suffix-build.lock" chain_pip install --no-deps -r "$chain_locks/suffix-build.lock"
         chain_step "compile arctic-inference" chain_build_arctic
         chain_step "try it" "$chain_venv/bin/python" -c 'from arctic_inference.suffix_decoding import SuffixDecodingCache'
         printf '%s\n' "$want" >"$stamp" || exit 1
-    ) || exit 1
+    )
 }
 
 # Its CMake file looks for nanobind with whatever Python CMake finds first: name ours.
@@ -232,7 +241,7 @@ chain_build_arctic() {
     nanobind="$("$chain_venv/bin/python" -m nanobind --cmake_dir)" || return 1
     PATH="$chain_venv/bin:$PATH" ARCTIC_MINIMAL_BUILD=1 \
         CMAKE_ARGS="-DPython_EXECUTABLE=$chain_venv/bin/python -Dnanobind_DIR=$nanobind" \
-        chain_pip install --no-deps --no-build-isolation -r "$chain_locks/bench.lock"
+        chain_pip install --no-deps --no-build-isolation -r "$chain_locks/suffix.lock"
 }
 
 # Intel's OpenMP from .venv and tcmalloc where the system has it. On GPU machines: nothing.

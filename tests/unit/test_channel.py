@@ -1,5 +1,6 @@
 """The ZeroMQ channel: real sockets on the loopback, CURVE, bounds, peers that come and go."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -178,3 +179,35 @@ def test_key_pair_hides_its_secret() -> None:
     keys = KeyPair.new()
     assert keys.secret not in repr(keys)
     assert keys.secret not in f"{keys}"
+
+
+def test_waiting_behind_work_is_told_from_work(drafter: FakeDrafter) -> None:
+    """A message that comes while the draft computes: the time until it is read is the draft's queue, not overhead."""
+    busy = threading.Event()
+
+    class Busy(FakeDrafter):
+        def idle(self, budget_s: float, should_stop: Callable[[], bool]) -> bool:
+            busy.set()
+            time.sleep(0.1)  # one model call, which nothing interrupts
+            return True
+
+    server = DraftServer(Busy(always(7)), "127.0.0.1", "d", FAULTS)
+    keys = KeyPair.new()
+    server.authorize(keys.public)
+    server.start()
+    channel = ZmqChannel(server.endpoint(), keys, FAULTS)
+    try:
+        assert until(lambda: channel.post(a_step(0, [])))
+        busy.clear()
+        assert busy.wait(5)
+        time.sleep(0.02)
+        sent = time.perf_counter()
+        assert channel.post(a_step(1))
+        answer = channel.collect(1, 5.0)
+        waited = time.perf_counter() - sent
+        assert answer is not None
+        assert 0.0 < answer.queue_s <= waited
+        assert answer.queue_s > 0.5 * waited
+    finally:
+        channel.close()
+        server.stop()

@@ -21,7 +21,11 @@ def test_cause_is_the_exceptions_own_words() -> None:
 
 def test_engine_cause_is_read_from_the_log(tmp_path: Path) -> None:
     assert engine_cause(tmp_path) is None
-    (tmp_path / "worker-1.out").write_text(
+    log = tmp_path / "worker-1.out"
+    log.write_text("(EngineCore pid=1) ERROR 11-30 08:10:00 [core.py:1] ValueError: a request went wrong\n")
+    assert engine_cause(tmp_path) is None
+    log.write_text(
+        "(EngineCore pid=1) ERROR 11-30 08:10:00 [core.py:1] EngineCore failed to start.\n"
         "(EngineCore pid=1) ERROR 11-30 08:10:00 [core.py:1] Traceback (most recent call last):\n"
         "(EngineCore pid=1) ERROR 11-30 08:10:00 [core.py:1] ValueError: No memory for x\n(EngineCore pid=1) bye\n"
     )
