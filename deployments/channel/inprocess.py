@@ -1,18 +1,22 @@
-"""A draft channel without a socket: the harness of tests and of experiments in one process."""
+"""Draft channels without a socket: the harness of tests and of experiments in one process."""
 
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from queue import Empty, SimpleQueue
 
 from deployments.chain.protocol import Drafter, Drafts, Step
 
+_IDLE_SLICE_S = 0.02
+
 
 class InProcessChannel:
-    """Runs a :class:`Drafter` inline, or in a thread when a delay must overlap with the caller's waiting.
+    """Runs a :class:`Drafter` inline.
 
     ``fault(number)`` is asked for every message and returns one of ``"ok"``, ``"lose"`` (the draft never sees it),
-    ``"mute"`` (the draft sees it, the answer is lost) or ``"late"`` (the answer comes one step later).
+    ``"mute"`` (the draft sees it, the answer is lost), ``"late"`` (the answer comes one step later) or ``"hold"`` (the draft
+    sees it only after the next one).
     """
 
     def __init__(
@@ -28,27 +32,21 @@ class InProcessChannel:
         self._delay_s = delay_s
         self._fault = fault or (lambda number: "ok")
         self._answers: deque[tuple[float, Drafts]] = deque()
-        self._held: list[Drafts] = []
-        self._lock = threading.Lock()
+        self._late: list[Drafts] = []
+        self._held: list[Step] = []
         self._closed = False
 
     def post(self, step: Step) -> bool:
         if self._closed:
             return False
         kind = self._fault(step.number)
-        if kind == "lose":
-            return True
-        with self._lock:
-            answer = self.drafter.step(step)
-        if not any(commit.want for commit in step.commits):  # closes and announcements: nobody waits for an answer
-            return True
-        ready = time.perf_counter() + self._delay_s
-        self._answers.extend((ready, held) for held in self._held)
-        self._held.clear()
-        if kind == "late":
-            self._held.append(answer)
-        elif kind != "mute":
-            self._answers.append((ready, answer))
+        if kind == "hold":
+            self._held.append(step)
+        elif kind != "lose":
+            self._deliver(step, kind)
+            held, self._held = self._held, []
+            for earlier in held:
+                self._deliver(earlier, "ok")
         return True
 
     def collect(self, number: int, timeout_s: float) -> Drafts | None:
@@ -67,3 +65,81 @@ class InProcessChannel:
 
     def close(self) -> None:
         self._closed = True
+
+    def _deliver(self, step: Step, kind: str) -> None:
+        self._answer(step, self.drafter.step(step), kind)
+
+    def _answer(self, step: Step, answer: Drafts, kind: str) -> None:
+        if not any(commit.want for commit in step.commits):  # closes and announcements: nobody waits for an answer
+            return
+        ready = time.perf_counter() + self._delay_s
+        self._answers.extend((ready, late) for late in self._late)
+        self._late.clear()
+        if kind == "late":
+            self._late.append(answer)
+        elif kind != "mute":
+            self._answers.append((ready, answer))
+
+
+class OverlappedChannel(InProcessChannel):
+    """The drafter has a thread of its own and works in the time between messages, as it does behind a socket.
+
+    ``delay(number)``: seconds by which the draft hears of a message later.
+    """
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        name: str = "overlapped",
+        fault: Callable[[int], str] | None = None,
+        delay: Callable[[int], float] | None = None,
+    ) -> None:
+        super().__init__(drafter, name, fault=fault)
+        self._delay = delay or (lambda number: 0.0)
+        self._steps: SimpleQueue[tuple[Step, str]] = SimpleQueue()
+        self._ready = threading.Condition()
+        self.failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=f"draft-{name}", daemon=True)
+        self._thread.start()
+
+    def collect(self, number: int, timeout_s: float) -> Drafts | None:
+        until = time.perf_counter() + timeout_s
+        with self._ready:
+            while True:
+                while self._answers:
+                    answer = self._answers.popleft()[1]
+                    if answer.number == number:
+                        return answer
+                    self.dropped["late"] += 1
+                left = until - time.perf_counter()
+                if left <= 0 or not self._thread.is_alive():
+                    return None
+                self._ready.wait(left)
+
+    def close(self) -> None:
+        super().close()
+        self._thread.join()
+
+    def _deliver(self, step: Step, kind: str) -> None:
+        self._steps.put((step, kind))
+
+    def _run(self) -> None:
+        idle = getattr(self.drafter, "idle", lambda budget_s, should_stop: False)
+        busy = True
+        try:
+            while not self._closed:
+                try:
+                    step, kind = self._steps.get(timeout=0.0 if busy else _IDLE_SLICE_S)
+                except Empty:
+                    busy = idle(_IDLE_SLICE_S, lambda: self._closed or not self._steps.empty())
+                    continue
+                time.sleep(self._delay(step.number))
+                answer = self.drafter.step(step)
+                with self._ready:
+                    self._answer(step, answer, kind)
+                    self._ready.notify()
+                busy = True
+        except BaseException as error:  # what the thread died of, for whoever looks; the target only sees silence
+            self.failure = error
+            with self._ready:
+                self._ready.notify()

@@ -110,6 +110,9 @@ class DraftSpec(Strict):
     top_k: int = Field(
         default=0, ge=0, le=64, description="probabilities sent with each token; lossy policies need them"
     )
+    predraft: bool = Field(
+        default=True, description="draft for likely outcomes while the target verifies; false: only when asked"
+    )
     threads: int = Field(default=1, ge=1)
     cores: CoreIds | None = Field(default=None, description="CPU ids of its threads")
 

@@ -19,7 +19,8 @@ def build_engine(
     target_vocab_size: int | None = None,
     faults: FaultPolicy | None = None,
     name: str = "draft",
+    ahead: int | None = None,
 ) -> DraftEngine:
     """Load ``folder/model.onnx`` and put an engine on it. Raises what :class:`hw.onnx.session.OnnxModel` raises."""
     model = OnnxModel(folder, slots=slots, context=context, provider=provider, tuning=tuning)
-    return DraftEngine(model, name=name, target_vocab_size=target_vocab_size, top_k=top_k, faults=faults)
+    return DraftEngine(model, name=name, target_vocab_size=target_vocab_size, top_k=top_k, faults=faults, ahead=ahead)

@@ -34,6 +34,7 @@ class DraftDeployment:
             target_vocab_size=target_vocab_size,
             faults=self._faults,
             name=name,
+            ahead=None if self._spec.predraft else 0,
         )
         self._server = DraftServer(self._engine, ray.util.get_node_ip_address(), name, self._faults)
         self._server.start()

@@ -26,13 +26,26 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--context", type=int, default=2048, help="longest sequence in tokens (default: 2048)")
     parser.add_argument("--slots", type=int, default=32, help="sequences held at once (default: 32)")
     parser.add_argument("--top-k", type=int, default=0, help="probabilities sent with each draft token (default: 0)")
+    parser.add_argument(
+        "--ahead",
+        type=int,
+        default=None,
+        help="tokens drafted before they are asked for; 0: none (default: as many as pay)",
+    )
     args = parser.parse_args(argv)
     if args.core is not None:
         os.sched_setaffinity(0, {args.core})  # before any thread of ONNX Runtime exists
 
     from deployments.draft.build import build_engine  # imports onnxruntime, after the affinity is set
 
-    engine = build_engine(args.model, provider=args.provider, context=args.context, slots=args.slots, top_k=args.top_k)
+    engine = build_engine(
+        args.model,
+        provider=args.provider,
+        context=args.context,
+        slots=args.slots,
+        top_k=args.top_k,
+        ahead=args.ahead,
+    )
     server = DraftServer(engine, args.host, f"draft-{os.getpid()}", FaultPolicy())
     server.start()
     endpoint = server.endpoint(engine.vocab_size)

@@ -35,6 +35,7 @@ def engine_arguments(**more: Any) -> dict[str, Any]:
             "model": "deployments.target.proposer.ChainProposer",
             "num_speculative_tokens": DRAFT_TOKENS,
         },
+        "additional_config": {"chain_adaptive": False},  # tests decide what is verified, not measurements
         **more,
     }
 
@@ -55,6 +56,11 @@ class Engine:
 
     def generate(self, prompts: list[str], params: "SamplingParams | list[SamplingParams]") -> list[Any]:
         return self.llm.generate(prompts, params, use_tqdm=False)
+
+    def rounds(self) -> Any:
+        """The engine's :class:`deployments.target.rounds.DraftRounds`."""
+        worker = self.llm.llm_engine.model_executor.driver_worker
+        return getattr(worker, "worker", worker)._proposer.rounds
 
     def vocab(self) -> int:
         return self.llm.llm_engine.model_config.get_vocab_size()

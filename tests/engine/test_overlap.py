@@ -1,0 +1,84 @@
+"""Output equals plain decoding with everything on: the controller, suffix drafts, and a real draft that works ahead.
+
+The draft runs in a thread of its own, so messages meet it in the middle of its work; the channel loses, delays and reorders
+them as hypothesis pleases.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from deployments.chain.controller import Controller, Unconditional
+from deployments.channel.inprocess import OverlappedChannel
+from deployments.draft.engine import DraftEngine
+from deployments.target.sources import make_sources
+from hw.onnx.session import OnnxModel
+from tests.engine.conftest import Engine
+from tests.engine.prompts import PROMPTS
+from tests.engine.test_equality import reference, same
+from tests.models import model
+
+pytestmark = pytest.mark.engine
+
+KINDS = ["greedy", "seeded", "hot_top_p", "penalties", "logprobs", "json_schema", "stop_string", "min_tokens"]
+
+
+@pytest.fixture(scope="module")
+def onnx() -> OnnxModel:
+    return OnnxModel(model("draft-int4"), slots=48, context=1024)
+
+
+@pytest.fixture(params=["adaptive", "unconditional"])
+def everything(engine: Engine, request: pytest.FixtureRequest) -> Iterator[Engine]:
+    """The engine with suffix drafts; what it learns is forgotten afterwards."""
+    rounds = engine.rounds()
+    kept = rounds.controller, rounds._sources
+    rounds.controller = Controller(lends=True) if request.param == "adaptive" else Unconditional()
+    rounds._sources = make_sources(["suffix"])
+    yield engine
+    engine.drafts()
+    rounds.controller, rounds._sources = kept
+
+
+def overlapped(onnx: OnnxModel, **channel: Any) -> OverlappedChannel:
+    return OverlappedChannel(DraftEngine(onnx, top_k=0), **channel)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_equal_to_plain(everything: Engine, onnx: OnnxModel, kind: str) -> None:
+    engine = everything
+    expected = reference(engine, kind)
+    channel = overlapped(onnx)
+    engine.drafts(a=channel)
+    same(expected.outputs, engine.generate(PROMPTS, expected.params))
+    stats = engine.stats()
+    assert channel.failure is None
+    assert stats["drafted_tokens"] > 0
+    assert stats["accepted_tokens"] > 0
+    channel.drafter.check_integrity()
+
+
+@given(
+    faults=st.lists(st.sampled_from(["ok", "ok", "ok", "lose", "mute", "late", "hold"]), min_size=3, max_size=9),
+    delays=st.lists(st.sampled_from([0.0, 0.0, 0.002, 0.02, 0.06]), min_size=2, max_size=5),
+    kind=st.sampled_from(["greedy", "seeded", "penalties"]),
+)
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_equal_to_plain_whatever_the_channel_does(
+    engine: Engine, onnx: OnnxModel, faults: list[str], delays: list[float], kind: str
+) -> None:
+    expected = reference(engine, kind)
+    channel = overlapped(
+        onnx,
+        fault=lambda number: faults[number % len(faults)],
+        delay=lambda number: delays[number % len(delays)],
+    )
+    engine.drafts(a=channel)
+    some = slice(0, 6)
+    same(expected.outputs[some], engine.generate(PROMPTS[some], expected.params[some]))
+    assert channel.failure is None
+    channel.drafter.check_integrity()
+    engine.drafts()
