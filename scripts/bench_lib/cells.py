@@ -6,6 +6,8 @@ from typing import Literal
 
 Until = Literal["length", "eos"]
 
+MODEL_SOURCE = "model"  # what a request's ``sources`` call the draft process
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -32,12 +34,18 @@ class System:
     engine: str
     chain_enabled: bool | None = None  # sent with each request where the engine is this project's own
     chain_tokens: int | None = None  # likewise: fewer draft tokens a round than the engine's most
+    chain_sources: tuple[str, ...] = ()  # likewise: only these sources draft; empty: all that the engine has
 
     @property
     def key(self) -> str:
         """Unique name: ``plain`` on all cores and ``plain`` on the target's core are different rows."""
         name = f"{self.name}_target_core" if self.name == "plain" and self.cores == "target" else self.name
         return name if self.via == "engine" else f"{name}@http"
+
+    @property
+    def asks_model(self) -> bool:
+        """Is the draft process asked in this system's requests?"""
+        return bool(self.chain_enabled) and (not self.chain_sources or MODEL_SOURCE in self.chain_sources)
 
 
 ENGINE_SYSTEMS: dict[str, System] = {
@@ -48,8 +56,14 @@ ENGINE_SYSTEMS: dict[str, System] = {
         System("ngram", "all", "engine", "ngram"),
         System("suffix", "all", "engine", "suffix"),
         System("chain", "all", "engine", "chain", chain_enabled=True),
-        System("chain_off", "target", "engine", "chain", chain_enabled=False),
-        System("wrong_draft", "all", "engine", "wrong_draft", chain_enabled=True),
+        System("chain_sync", "all", "engine", "chain_sync", chain_enabled=True),
+        System("chain_model", "all", "engine", "chain", chain_enabled=True, chain_sources=(MODEL_SOURCE,)),
+        System("chain_model_sync", "all", "engine", "chain_sync", chain_enabled=True, chain_sources=(MODEL_SOURCE,)),
+        System("chain_suffix", "all", "engine", "chain", chain_enabled=True, chain_sources=("suffix",)),
+        System("chain_off", "all", "engine", "chain", chain_enabled=False),
+        # only the draft is asked: another source's good guesses would hide what a useless draft costs
+        System("wrong_draft", "all", "engine", "wrong_draft", chain_enabled=True, chain_sources=(MODEL_SOURCE,)),
+        System("always_the", "all", "engine", "always_the", chain_enabled=True, chain_sources=(MODEL_SOURCE,)),
     )
 }
 
@@ -67,10 +81,8 @@ def http_system(name: str, url: str = "") -> System:
     if name not in HTTP_SYSTEMS:
         raise ValueError(f"no HTTP system {name!r}; there are: {', '.join(HTTP_SYSTEMS)}")
     server = "plain" if name == "plain" else "chain"
-    cores: Literal["all", "target"] = "target" if name == "chain_off" else "all"
-    return System(
-        name, cores, "http", f"http:{url or server}", chain_enabled=None if name == "plain" else name == "chain"
-    )
+    enabled = None if name == "plain" else name == "chain"
+    return System(name, "all", "http", f"http:{url or server}", chain_enabled=enabled)
 
 
 def plan_cells(
@@ -91,14 +103,23 @@ def plan_cells(
     ]
 
 
-def turns(cells: Sequence[Cell], systems: Sequence[System], repetitions: int) -> Iterator[tuple[int, Cell, System]]:
+@dataclass(frozen=True)
+class Turn:
+    """All systems at one cell, directly after one another."""
+
+    repetition: int
+    cell: Cell
+    systems: tuple[System, ...]
+
+
+def turns(cells: Sequence[Cell], systems: Sequence[System], repetitions: int) -> Iterator[Turn]:
     """Cell by cell and repetition by repetition, so that drifting machine speed meets every system alike.
 
-    All systems run one cell directly after one another; who starts rotates, so that nobody always runs first.
+    Who starts a turn rotates, so that nobody always runs first.
     """
     turn = 0
     for repetition in range(repetitions):
         for cell in cells:
-            for index in range(len(systems)):
-                yield repetition, cell, systems[(turn + index) % len(systems)]
+            first = turn % len(systems)
+            yield Turn(repetition, cell, (*systems[first:], *systems[:first]))
             turn += 1

@@ -83,7 +83,7 @@ class Child:
                 continue
             if not isinstance(answer, dict):
                 continue
-            if answer.get("error"):
+            if isinstance(answer.get("error"), str):  # a number is a counter of that name
                 raise ChildError(f"{self.name}: {answer['error']}")
             return answer
 

@@ -2,12 +2,13 @@
 
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from scripts.bench_lib import settings
-from scripts.bench_lib.backend import chain_field
-from scripts.bench_lib.cells import Cell, System
+from scripts.bench_lib.backend import Work, chain_field
+from scripts.bench_lib.cells import MODEL_SOURCE, Cell, System
 from scripts.bench_lib.child import Child, python
 from scripts.bench_lib.prompts import Prompt
 from scripts.bench_lib.statistics import RequestFigures, Sample
@@ -16,6 +17,9 @@ ROOT = Path(__file__).resolve().parents[2]
 LOAD_TIMEOUT_S = 900.0  # compiling included
 DRAFT_TIMEOUT_S = 120.0
 RUN_TIMEOUT_S = 600.0
+TENANT = "bench"  # of all measured requests: vLLM's suffix mode shares earlier answers, too
+# settles on the draft process itself: another source's guesses would hide that it does not answer yet
+ASK_MODEL = json.dumps({"enabled": True, "sources": [MODEL_SOURCE]})
 
 
 class EngineBackend:
@@ -56,24 +60,38 @@ class EngineBackend:
             child.freeze()
         return time.perf_counter() - started
 
-    def measure(self, cell: Cell, system: System, repetition: int, prompts: list[Prompt], settle: Prompt) -> Sample:
+    def measure(self, work: Sequence[Work], system: System, repetition: int, settle: Prompt) -> list[Sample]:
         for child in reversed(self._children):  # the draft first
             child.thaw()
-        worker, chain = self._children[0], chain_field(system)
-        worker.ask(RUN_TIMEOUT_S, command="settle", chat=list(settle.messages), tokens=8, chain=chain)
+        self._children[0].ask(
+            RUN_TIMEOUT_S,
+            command="settle",
+            chat=list(settle.messages),
+            tokens=8,
+            chain=ASK_MODEL if system.asks_model else chain_field(system),
+            asks_model=system.asks_model,
+        )
+        samples = [
+            self._run(cell, prompts, system, repetition, forget=index == 0)
+            for index, (cell, prompts) in enumerate(work)
+        ]
+        for child in self._children:
+            child.freeze()
+        return samples
+
+    def _run(self, cell: Cell, prompts: list[Prompt], system: System, repetition: int, *, forget: bool) -> Sample:
         chats = [list(prompt.messages) for prompt in prompts]
-        drafted = self._draft_cpu_seconds()
-        answer = worker.ask(
+        counted, drafted = self._draft_stats(), self._draft_cpu_seconds()
+        answer = self._children[0].ask(
             RUN_TIMEOUT_S,
             command="run",
             groups=[chats[start : start + cell.batch] for start in range(0, len(chats), cell.batch)],
             temperature=cell.temperature,
             max_tokens=cell.max_tokens,
             ignore_eos=cell.until == "length",
-            chain=chain,
+            chain=chain_field(system, TENANT),
+            forget=forget,
         )
-        for child in self._children:
-            child.freeze()
         return Sample(
             cell,
             system,
@@ -84,7 +102,12 @@ class EngineBackend:
             answer["cpu_seconds"],
             self._draft_cpu_seconds() - drafted if len(self._children) > 1 else None,
             answer["stats"],
+            {name: value - counted.get(name, 0.0) for name, value in self._draft_stats().items()},
         )
+
+    def _draft_stats(self) -> dict[str, float]:
+        """The draft process' counters since its start; empty without one."""
+        return self._children[1].ask(DRAFT_TIMEOUT_S, stats=True) if len(self._children) > 1 else {}
 
     def _draft_cpu_seconds(self) -> float:
         return sum(child.cpu_seconds() for child in self._children[1:])
@@ -97,7 +120,7 @@ class EngineBackend:
     def _connect(self, worker: Child, client_key: str) -> None:
         draft = Child(
             f"{self.name}'s draft",
-            self._draft_command(),
+            draft_command(self._settings, self._draft_model, self._cores.draft),
             settings.draft_environment(),
             (self._cores.draft,),
             self._logs / f"{self.name}-draft.log",
@@ -109,11 +132,15 @@ class EngineBackend:
         time.sleep(0.2)  # the draft reads its input in a thread of its own
         worker.ask(DRAFT_TIMEOUT_S, command="connect", endpoints=[endpoint])
 
-    def _draft_command(self) -> list[str]:
-        core = str(self._cores.draft)
-        if self._settings.draft == "wrong":
-            config: dict[str, Any] = json.loads((Path(self._settings.arguments["model"]) / "config.json").read_text())
-            return python("scripts.bench_lib.wrong_draft", "--vocab-size", str(config["vocab_size"]), "--core", core)
+
+def draft_command(engine: settings.EngineSettings, draft_model: Path, core: int) -> list[str]:
+    """Command line of the draft process beside ``engine``."""
+    if engine.draft in ("real", "sync"):
+        ahead = [] if engine.draft == "real" else ["--ahead", "0"]
         return python(
-            "deployments.draft.process", "--model", str(self._draft_model), "--core", core, "--host", "127.0.0.1"
+            "deployments.draft.process", "--model", str(draft_model), "--core", str(core), "--host", "127.0.0.1", *ahead
         )
+    target = Path(engine.arguments["model"])
+    config: dict[str, Any] = json.loads((target / "config.json").read_text())
+    say = ["--say", " the", "--tokenizer", str(target)] if engine.draft == "the" else []
+    return python("scripts.bench_lib.wrong_draft", "--vocab-size", str(config["vocab_size"]), "--core", str(core), *say)

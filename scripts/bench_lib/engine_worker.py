@@ -10,8 +10,12 @@ import time
 from collections.abc import Iterator
 from typing import Any, TextIO
 
+from scripts.bench_lib.statistics import ROUND_COSTS
+
 SETTLE_TRIES = 40  # a frozen connection has missed its heartbeats and is made anew; a circuit may be open for seconds
 SETTLE_PAUSE_S = 0.4
+QUIET_ANSWERS = 3  # without a draft and without a reason below: the chain sees no gain in asking, which is its right
+NO_ANSWER = ("deadline_missed", "not_sent", "not_answered", "circuit_open", "no_draft_replica")
 
 
 class Engine:
@@ -24,7 +28,8 @@ class Engine:
     def load(self, arguments: dict[str, Any]) -> dict[str, Any]:
         started = time.perf_counter()
         if (arguments.get("speculative_config") or {}).get("method") == "suffix":
-            import arctic_inference.suffix_decoding  # noqa: F401  (says what is missing before the model loads)
+            # says what is missing before the model loads
+            import arctic_inference.suffix_decoding  # type: ignore[import-untyped]  # noqa: F401
         from vllm import LLM
 
         self._llm = LLM(**arguments)
@@ -50,16 +55,23 @@ class Engine:
             self._suffix_kept = set(cache.cached_requests)
         return {}
 
-    def settle(self, chat: list[dict[str, str]], tokens: int, chain: str | None) -> dict[str, Any]:
-        """A short unmeasured answer after the process was frozen: caches fill, sockets notice that time has passed."""
-        drafting = self._is_chain() and json.loads(chain or "{}").get("enabled", True)
+    def settle(self, chat: list[dict[str, str]], tokens: int, chain: str | None, asks_model: bool) -> dict[str, Any]:
+        """Short unmeasured answers after the process was frozen: caches fill, sockets notice that time has passed.
+
+        With ``asks_model`` it goes on until the draft process drafts, or is not asked for reasons other than its silence.
+        """
+        quiet = 0
         for _ in range(SETTLE_TRIES):
-            before = self._stats().get("drafted_tokens", 0.0)
+            before = self._stats()
             self._answer([[chat]], self._params(0.0, tokens, True, chain))
-            if not drafting or self._stats().get("drafted_tokens", 0.0) > before:
+            after = self._stats()
+            if not asks_model or after.get("drafted_tokens", 0.0) > before.get("drafted_tokens", 0.0):
+                return {}
+            quiet = 0 if silent(before, after) else quiet + 1
+            if quiet == QUIET_ANSWERS:
                 return {}
             time.sleep(SETTLE_PAUSE_S)
-        raise RuntimeError("the draft brings nothing any more")
+        raise RuntimeError("the draft does not answer any more")
 
     def run(
         self,
@@ -68,10 +80,15 @@ class Engine:
         max_tokens: int,
         ignore_eos: bool,
         chain: str | None,
+        forget: bool,
     ) -> dict[str, Any]:
-        """Measure: each group is one batch, submitted at once; the clock runs only while the engine answers."""
-        self._llm.reset_prefix_cache()
-        self._forget_suffixes()
+        """Measure: each group is one batch, submitted at once; the clock runs only while the engine answers.
+
+        ``forget`` empties first what would let a prompt that comes again be replayed.
+        """
+        if forget:
+            self._llm.reset_prefix_cache()
+            self._forget_outputs()
         if self._is_chain():
             self._llm.collective_rpc("reset_draft_stats")
         before = self._stats()  # drops are counted per connection, not since the reset
@@ -87,7 +104,7 @@ class Engine:
             "cpu_seconds": time.process_time() - worked,
             "requests": [_figures(request.outputs[0]) for request in requests],
             "overhead_ms": self._overhead(),
-            "stats": {name: value - before.get(name, 0.0) for name, value in self._stats().items()},
+            "stats": since(before, self._stats()),
         }
 
     # --- helpers --------------------------------------------------------------------------------------------------
@@ -129,12 +146,27 @@ class Engine:
         drafter = getattr(_worker(self._llm).model_runner, "drafter", None)
         return getattr(drafter, "suffix_cache", None)
 
-    def _forget_suffixes(self) -> None:
-        """Drop answers of earlier cells, so that a prompt that comes again is not replayed. Warm-up answers stay."""
+    def _forget_outputs(self) -> None:
+        """Drop answers of earlier cells: from vLLM's suffix cache, where those of the warm-up stay, and all from the chain's."""
+        if self._is_chain():
+            self._llm.collective_rpc("forget_outputs")
         cache = self._suffix_cache()
         if cache is not None:
             for request in set(cache.cached_requests) - self._suffix_kept:
                 cache.evict_cached_response(request)
+
+
+def silent(before: dict[str, float], after: dict[str, float]) -> bool:
+    """Did a draft fail to answer between two readings of the chain's counters, or is none in use?"""
+    failed = any(after.get(f"miss:{reason}", 0.0) > before.get(f"miss:{reason}", 0.0) for reason in NO_ANSWER)
+    return failed or after.get("drafts_usable", 1.0) < 1.0
+
+
+def since(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
+    """What counters grew by; the costs of a round are means since the reset and stay as they are."""
+    return {
+        name: value if name in ROUND_COSTS.values() else value - before.get(name, 0.0) for name, value in after.items()
+    }
 
 
 def _worker(llm: Any) -> Any:

@@ -3,12 +3,13 @@
 import asyncio
 import json
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
 
-from scripts.bench_lib.backend import chain_field
-from scripts.bench_lib.cells import Cell, System
+from scripts.bench_lib.backend import Work, chain_field
+from scripts.bench_lib.cells import System
 from scripts.bench_lib.prompts import Prompt
 from scripts.bench_lib.statistics import RequestFigures, Sample
 
@@ -36,13 +37,17 @@ class HttpBackend:
             asyncio.run(self._groups([group], self._body(temperatures[0], 16, True, None)))
         return time.perf_counter() - started
 
-    def measure(self, cell: Cell, system: System, repetition: int, prompts: list[Prompt], settle: Prompt) -> Sample:
+    def measure(self, work: Sequence[Work], system: System, repetition: int, settle: Prompt) -> list[Sample]:
         chain = chain_field(system)
         asyncio.run(self._groups([[settle]], self._body(0.0, 8, True, chain)))
-        groups = [prompts[start : start + cell.batch] for start in range(0, len(prompts), cell.batch)]
-        body = self._body(cell.temperature, cell.max_tokens, cell.until == "length", chain)
-        seconds, answers = asyncio.run(self._groups(groups, body))
-        return Sample(cell, system, repetition, seconds, tuple(figures(answer) for answer in answers))
+        samples = []
+        for cell, prompts in work:
+            groups = [prompts[start : start + cell.batch] for start in range(0, len(prompts), cell.batch)]
+            body = self._body(cell.temperature, cell.max_tokens, cell.until == "length", chain)
+            seconds, answers = asyncio.run(self._groups(groups, body))
+            requests = tuple(figures(answer) for answer in answers)
+            samples.append(Sample(cell, system, repetition, seconds, requests))
+        return samples
 
     def stop(self) -> None:
         """The server is not ours."""

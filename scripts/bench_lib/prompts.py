@@ -1,12 +1,15 @@
 """The prompt sets: original text kept in the repository, read from ``scripts/prompts/*.jsonl``."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).resolve().parents[1] / "prompts"
-MEASURED_SETS = ("prose", "copy")
+MEASURED_SETS = ("prose", "copy", "json", "code")
+MIXED_SET = "mixed"  # the measured ones in turn, so that a batch holds every kind
 WARMUP_SET = "warmup"
 
 
@@ -20,11 +23,16 @@ class Prompt:
 
 
 def load_prompts(name: str, folder: Path = FOLDER) -> list[Prompt]:
-    """Read one set; raises ``ValueError`` naming the line when it is not what it should be."""
+    """Read one set; raises ``ValueError`` naming the line when it is not what it should be.
+
+    The prompts of the mixed set keep the name of the set they come from.
+    """
+    if name == MIXED_SET:
+        return in_turn([load_prompts(each, folder) for each in MEASURED_SETS])
     path = folder / f"{name}.jsonl"
     if not path.is_file():
-        known = ", ".join(sorted(p.stem for p in folder.glob("*.jsonl")))
-        raise ValueError(f"no prompt set {name!r} in {folder}; there are: {known or 'none'}")
+        known = sorted(p.stem for p in folder.glob("*.jsonl"))
+        raise ValueError(f"no prompt set {name!r} in {folder}; there are: {', '.join(known) or 'none'} and {MIXED_SET}")
     prompts = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         if line.strip():
@@ -32,6 +40,11 @@ def load_prompts(name: str, folder: Path = FOLDER) -> list[Prompt]:
     if not prompts:
         raise ValueError(f"prompt set {path} is empty")
     return prompts
+
+
+def in_turn(sets: Sequence[list[Prompt]]) -> list[Prompt]:
+    """One prompt of each set after another; longer sets go on alone at the end."""
+    return [prompt for row in zip_longest(*sets) for prompt in row if prompt is not None]
 
 
 def _prompt(record: dict[str, Any], name: str, where: str) -> Prompt:

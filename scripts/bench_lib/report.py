@@ -8,10 +8,11 @@ from typing import Any
 from rich.table import Table
 
 from scripts.bench_lib import machine, schema, statistics
-from scripts.bench_lib.statistics import Sample
+from scripts.bench_lib.statistics import ROUND_COSTS, Sample
 
 HEADINGS = ("System", "Cores", "Via", "Tokens/s", "min-max", "x plain (all cores)", "x plain (target core)", "Accepted",
-            "per request", "Tokens/verify")  # fmt: skip
+            "per request", "Tokens/verify", "Cache hits", "Round ms")  # fmt: skip
+PHASES = ("Phase", "Batch", "Tokens/s", "Accepted", "Tokens/verify", "Drafted rounds")
 
 
 def build(samples: Sequence[Sample], root: Path, **more: Any) -> dict[str, Any]:
@@ -57,20 +58,57 @@ def markdown(result: dict[str, Any]) -> str:
     lines += [f"- Left out: {name}: {reason}" for name, reason in result.get("left_out", {}).items()]
     overhead = result["round_overhead_ms"]
     lines += [f"- Overhead of a round (round - draft - verify): p50 {_ms(overhead['p50'])}, p99 {_ms(overhead['p99'])}"]
+    lines += [
+        "- Cache hits: how often the draft had already followed the token that the target chose against its guess. "
+        f"Round ms: {' / '.join(ROUND_COSTS)} of a mean round."
+    ]
+    if "transition" in result:
+        lines += ["", "## Changing load on the chain's engine", "", *_rows(PHASES, phases(result["transition"]))]
     for title, rows in cells(result):
-        lines += ["", f"## {title}", "", "| " + " | ".join(HEADINGS) + " |", "|" + "---|" * len(HEADINGS)]
-        lines += ["| " + " | ".join(columns(row)) + " |" for row in rows]
+        lines += ["", f"## {title}", "", *_rows(HEADINGS, [columns(row) for row in rows])]
     return "\n".join(lines) + "\n"
 
 
+def _rows(headings: Sequence[str], content: Sequence[Sequence[str]]) -> list[str]:
+    """A Markdown table."""
+    head = ["| " + " | ".join(headings) + " |", "|" + "---|" * len(headings)]
+    return head + ["| " + " | ".join(row) + " |" for row in content]
+
+
+def phases(transition: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """Table cells of the changing load's phases."""
+    return [
+        [
+            str(row["phase"]),
+            str(row["batch"]),
+            f"{row['tokens_per_s']:.1f}",
+            _number(row["acceptance"]),
+            _number(row["tokens_per_verify"]),
+            _number(row["drafted_rounds"]),
+        ]
+        for row in transition
+    ]
+
+
+def phase_table(transition: Sequence[dict[str, Any]]) -> Table:
+    """The changing load for a terminal."""
+    result = Table(title="changing load on the chain's engine", title_justify="left", header_style="bold")
+    for heading in PHASES:
+        result.add_column(heading, justify="right")
+    for row in phases(transition):
+        result.add_row(*row)
+    return result
+
+
 def table(title: str, rows: Sequence[dict[str, Any]]) -> Table:
-    """The same for a terminal."""
+    """The same for a terminal, where a system's unique name says which cores it has and how it was reached."""
     result = Table(title=title, title_justify="left", header_style="bold", padding=(0, 1), min_width=60)
-    for index, heading in enumerate(HEADINGS):
-        text = heading.replace(" (", "\n(").replace(" r", "\nr").replace("/v", "\n/v")
-        result.add_column(text, justify="left" if index < 3 else "right", no_wrap=True)
+    for heading in ("System", *HEADINGS[3:]):
+        text = heading.replace(" (", "\n(").replace(" r", "\nr").replace("/v", "\n/v").replace(" h", "\nh")
+        result.add_column(text.replace(" c", "\nc"), justify="left" if heading == "System" else "right", no_wrap=True)
     for row in rows:
-        result.add_row(*columns(row), style="green" if row["system"].startswith("chain") else None)
+        style = "green" if row["system"].startswith("chain") else None
+        result.add_row(statistics.row_key(row), *columns(row)[3:], style=style)
     return result
 
 
@@ -83,7 +121,7 @@ def cells(result: dict[str, Any]) -> list[tuple[str, list[dict[str, Any]]]]:
     order = list(result.get("systems", []))
 
     def rank(row: dict[str, Any]) -> tuple[int, str]:
-        name = "plain_target_core" if (row["system"], row["cores"]) == ("plain", "target") else row["system"]
+        name = statistics.row_key(row).split("@")[0]
         return (order.index(name) if name in order else len(order), row["via"])
 
     return [(title, sorted(rows, key=rank)) for title, rows in groups.items()]
@@ -102,7 +140,13 @@ def columns(row: dict[str, Any]) -> list[str]:
         _number(accepted["pooled"]),
         _number(accepted["per_request"]),
         _number(row["tokens_per_verify"]),
+        _number((row.get("outcome_cache") or {}).get("hit_rate")),
+        _costs(row.get("round_ms") or {}),
     ]
+
+
+def _costs(parts: dict[str, float]) -> str:
+    return " / ".join(f"{parts[part]:.1f}" if part in parts else "-" for part in ROUND_COSTS) if parts else ""
 
 
 def _number(value: float | None) -> str:

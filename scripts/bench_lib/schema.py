@@ -1,4 +1,22 @@
-"""The form of a result file, checked before it is written: readers and the README rely on it."""
+"""The form of a result file, checked before it is written: readers and the README rely on it.
+
+Keys are only ever added. Always there: ``commit``, ``machine``, ``round_overhead_ms`` (``p50``, ``p99``; milliseconds a round
+takes beyond drafting and verifying) and ``runs``, one object for each cell and system with the keys of ``_RUN_KEYS``.
+
+A run may have
+
+- ``outcome_cache``: ``hits``, ``misses`` and ``hit_rate`` of the draft. A hit: the target chose another token than the draft's
+  guess, and the draft had already gone on behind that token.
+- ``round_ms``: what a mean round of the chain was spent on, milliseconds: ``verify``, ``wait`` (for the draft), ``draft`` (its
+  work) and ``overhead``, as far as the engine says.
+
+A result may have
+
+- ``transition``: the phases of a changing load on the chain's engine, each with ``phase`` (from 1), ``batch``,
+  ``tokens_per_s``, ``acceptance`` (pooled), ``tokens_per_verify`` and ``drafted_rounds`` (share of the sequences' engine steps
+  that checked a draft).
+- ``budget``: ``minutes`` given and ``left_out``, sentences on what they did not suffice for.
+"""
 
 from typing import Any
 
@@ -34,6 +52,16 @@ def problems(result: Any) -> list[str]:
         return [*found, "runs is not a list"]
     for index, run in enumerate(result["runs"]):
         found += _run(f"runs[{index}]", run)
+    return found + _transition(result.get("transition", []))
+
+
+def _transition(phases: Any) -> list[str]:
+    if not isinstance(phases, list):
+        return ["transition is not a list"]
+    found = []
+    for index, phase in enumerate(phases):
+        found += _numbers(f"transition[{index}]", phase, ("phase", "batch", "tokens_per_s"), optional=False)
+        found += _numbers(f"transition[{index}]", phase, ("acceptance", "tokens_per_verify"), optional=True)
     return found
 
 
@@ -58,6 +86,11 @@ def _run(where: str, run: Any) -> list[str]:
     if not found and not 0 < rates["min"] <= rates["median"] <= rates["max"]:
         found.append(f"{where}.tokens_per_s is out of order: {rates}")
     found += _numbers(f"{where}.acceptance", run["acceptance"], ("pooled", "per_request"), optional=True)
+    if "outcome_cache" in run:
+        found += _numbers(f"{where}.outcome_cache", run["outcome_cache"], ("hit_rate",), optional=True)
+        found += _numbers(f"{where}.outcome_cache", run["outcome_cache"], ("hits", "misses"), optional=False)
+    if "round_ms" in run:
+        found += _numbers(f"{where}.round_ms", run["round_ms"], tuple(run["round_ms"]), optional=False)
     return found
 
 

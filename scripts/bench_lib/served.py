@@ -86,8 +86,7 @@ def served_config(
     draft: Path,
     cores: settings.Cores,
     mode: settings.Mode,
-    tokens: int,
-    max_batch: int,
+    bounds: settings.ChainBounds,
 ) -> dict[str, Any]:
     """``ray_config.yaml`` with the benchmark's models, cores and batch; ``plain`` has no draft and every core."""
     config: dict[str, Any] = yaml.safe_load(yaml.safe_dump(base))  # a deep copy
@@ -97,14 +96,14 @@ def served_config(
         args["target"] |= {"cores": list(cores.all), "eager": mode == "eager"}
         args["drafts"] = []
         return config
-    args["target"] |= {"cores": list(cores.target), "eager": True}
-    args["chain"]["max_batch"] = max_batch or None
+    args["target"] |= {"cores": list(cores.all), "eager": True}
+    args["chain"] |= {"max_batch": bounds.max_batch or None, "tokens": bounds.tokens}
     args["drafts"] = args["drafts"][:1]
     args["drafts"][0] |= {
         "model": str(draft.resolve()),
         "cores": [cores.draft],
         "slots": settings.MAX_BATCH,
-        "tokens": tokens,
+        "tokens": bounds.model_tokens,
     }
     return config
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 Mode = Literal["compiled", "eager"]
+# The process beside an engine: the real one, the same without pre-drafting, one that guesses by hash, one that says " the".
+DraftKind = Literal["none", "real", "sync", "wrong", "the"]
 
 MAX_MODEL_LEN = 2048
 MAX_BATCH = 32
@@ -18,13 +20,25 @@ KV_CACHE_BYTES = 512 << 20  # 32 sequences of 700 tokens of the default model; v
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
 SUFFIX = {"method": "suffix"}
 
+CHAIN_TOKENS = 24  # most draft tokens a round whatever the source: guesses that cost nothing to make may be long
+CHAIN_SOURCES = ["suffix"]  # sources inside the target; the draft process comes on top
+_CHAIN_DRAFTS: dict[str, DraftKind] = {
+    "chain": "real",
+    "chain_sync": "sync",
+    "wrong_draft": "wrong",
+    "always_the": "the",
+}
+
 WORKER = "deployments.target.worker.CpuTargetWorker"
 PROPOSER = "deployments.target.proposer.ChainProposer"
 
 
 @dataclass(frozen=True)
 class Cores:
-    """Who runs where. ``all`` is what a plain engine gets; target and draft share the same cores out."""
+    """Who runs where. ``all`` is what a plain engine and the chain's target get; the draft works on its one core of them.
+
+    ``target`` is what the chain's target keeps while the draft works.
+    """
 
     all: tuple[int, ...]
     target: tuple[int, ...]
@@ -38,23 +52,33 @@ class Cores:
 
 
 @dataclass(frozen=True)
+class ChainBounds:
+    """How much the chain drafts."""
+
+    tokens: int = CHAIN_TOKENS  # most draft tokens a round, from any source
+    model_tokens: int = 2  # most of them that the draft model makes
+    max_batch: int = 0  # drafts for at most so many sequences at once; 0: any number
+
+
+@dataclass(frozen=True)
 class EngineSettings:
     """One engine process: what ``vllm.LLM`` is given, and the draft beside it."""
 
     name: str
     cores: tuple[int, ...]
     arguments: dict[str, Any]
-    draft: Literal["none", "real", "wrong"] = "none"
+    draft: DraftKind = "none"
 
     @property
     def mode(self) -> Mode:
         return "eager" if self.arguments["enforce_eager"] else "compiled"
 
 
-def engine_settings(
-    name: str, target: Path, cores: Cores, mode: Mode, tokens: int, max_batch: int = 0
-) -> EngineSettings:
-    """Settings of the engine ``name``; ``mode`` is for vLLM's own on all cores, ``tokens`` and ``max_batch`` for the chain."""
+def engine_settings(name: str, target: Path, cores: Cores, mode: Mode, bounds: ChainBounds) -> EngineSettings:
+    """Settings of the engine ``name``; ``mode`` is for vLLM's own on all cores, ``bounds`` for the chain.
+
+    The chain's target has a thread on every core and gives the draft's core up while the draft works.
+    """
     common: dict[str, Any] = {
         "model": str(target),
         "dtype": "bfloat16",
@@ -72,15 +96,23 @@ def engine_settings(
     if name in ("ngram", "suffix"):
         config = NGRAM if name == "ngram" else SUFFIX
         return EngineSettings(name, cores.all, common | speculative | {"speculative_config": config})
-    if name in ("chain", "wrong_draft"):
+    if name in _CHAIN_DRAFTS:
         chain = {
             "enforce_eager": True,
             "worker_cls": WORKER,
-            "additional_config": {"chain_max_batch": max_batch},
-            "speculative_config": {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": tokens},
+            "additional_config": {
+                "chain_max_batch": bounds.max_batch,
+                "chain_own_threads": len(cores.target),
+                "chain_sources": CHAIN_SOURCES,
+                "chain_model_tokens": bounds.model_tokens,
+            },
+            "speculative_config": {
+                "method": "custom_class",
+                "model": PROPOSER,
+                "num_speculative_tokens": bounds.tokens,
+            },
         }
-        draft: Literal["real", "wrong"] = "real" if name == "chain" else "wrong"
-        return EngineSettings(name, cores.target, common | speculative | chain, draft)
+        return EngineSettings(name, cores.all, common | speculative | chain, _CHAIN_DRAFTS[name])
     raise ValueError(f"no engine {name!r}")
 
 

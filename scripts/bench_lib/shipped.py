@@ -15,8 +15,8 @@ def base_config() -> dict[str, Any]:
 
 
 def shipped_chain() -> tuple[int, int]:
-    """Draft tokens a round, and the most sequences it drafts for at once (0: any number)."""
+    """Tokens a round of the draft model, and the most sequences it drafts for at once (0: any number)."""
     args = base_config()["applications"][0]["args"]
     chain = args.get("chain") or {}
-    tokens = chain.get("tokens") or max((draft.get("tokens", 1) for draft in args["drafts"]), default=1)
+    tokens = args["drafts"][0].get("tokens", 1) if args["drafts"] else 1
     return int(tokens), int(chain.get("max_batch") or 0)

@@ -7,6 +7,9 @@ from typing import Any
 
 from scripts.bench_lib.cells import Cell, System
 
+# Parts of a mean round of the chain, and what its counters call them (milliseconds).
+ROUND_COSTS = {"verify": "verify_ms", "wait": "wait_ms", "draft": "draft_ms", "overhead": "overhead_ms"}
+
 
 @dataclass(frozen=True)
 class RequestFigures:
@@ -31,6 +34,7 @@ class Sample:
     cpu_seconds: float | None = None  # of the engine's process; None behind a URL
     draft_cpu_seconds: float | None = None  # of the draft's, where it has one
     stats: dict[str, float] = field(default_factory=dict, repr=False)  # the chain's own counters, where it has them
+    draft_stats: dict[str, float] = field(default_factory=dict, repr=False)  # likewise the draft process' own
 
     @property
     def tokens_per_s(self) -> float:
@@ -74,6 +78,40 @@ def tokens_per_verify(requests: Iterable[RequestFigures]) -> float | None:
     rows = list(requests)
     verifies = sum(row.verifies for row in rows)
     return (verifies + sum(row.accepted for row in rows)) / verifies if verifies else None
+
+
+def drafted_rounds(requests: Iterable[RequestFigures]) -> float | None:
+    """Share of the sequences' engine steps that checked a draft. Each step brings one token of the target's own."""
+    rows = list(requests)
+    steps = sum(row.tokens - row.accepted for row in rows)
+    return sum(row.verifies for row in rows) / steps if steps else None
+
+
+def outcome_cache(samples: Iterable[Sample]) -> dict[str, Any] | None:
+    """How often the draft had already followed the target's own token when it differed from the guess; None: not counted."""
+    counted = [s.draft_stats for s in samples if "cache_hits" in s.draft_stats]
+    if not counted:
+        return None
+    hits = sum(stats["cache_hits"] for stats in counted)
+    misses = sum(stats.get("cache_misses", 0.0) for stats in counted)
+    return {"hit_rate": hits / (hits + misses) if hits + misses else None, "hits": int(hits), "misses": int(misses)}
+
+
+def round_costs(samples: Iterable[Sample]) -> dict[str, float] | None:
+    """Milliseconds of a mean round by what they were spent on, over all samples; None where the chain does not say."""
+    parts: dict[str, float] = {}
+    rows = [s.stats for s in samples if s.stats.get("rounds", 0.0) > 0]
+    for part, name in ROUND_COSTS.items():
+        known = [stats for stats in rows if name in stats]
+        if known:
+            rounds = sum(stats["rounds"] for stats in known)
+            parts[part] = sum(stats[name] * stats["rounds"] for stats in known) / rounds
+    return parts or None
+
+
+def row_key(row: dict[str, Any]) -> str:
+    """A row's system under its unique name, as :attr:`System.key`."""
+    return System(row["system"], row["cores"], row["via"], "").key
 
 
 def ratio(samples: Sequence[Sample], baseline: Sequence[Sample]) -> float | None:
@@ -142,6 +180,11 @@ def _row(
             "engine": median(_per_token(sample, sample.cpu_seconds) for sample in rows),
             "draft": median(_per_token(sample, sample.draft_cpu_seconds) for sample in rows),
         }
+    cache, costs = outcome_cache(rows), round_costs(rows)
+    if cache is not None:
+        row["outcome_cache"] = cache
+    if costs is not None:
+        row["round_ms"] = costs
     misses = _misses(rows)
     if misses:
         row["rounds_without_draft"] = misses

@@ -1,8 +1,7 @@
-"""Order of turns, options, engine settings, child processes and what a failing engine costs."""
+"""Order of turns, options, engine settings, time budgets and what a failing engine costs."""
 
 import io
-import signal
-import sys
+import json
 import time
 from collections import Counter
 from pathlib import Path
@@ -10,23 +9,21 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from deployments.chain.protocol import PROTOCOL_VERSION, Commit, Step
 from deployments.config import AppConfig
-from scripts.bench_lib import settings
+from scripts.bench_lib import cli, settings
 from scripts.bench_lib.backend import chain_field
 from scripts.bench_lib.cells import ENGINE_SYSTEMS, Cell, http_system, plan_cells, turns
-from scripts.bench_lib.child import Child, ChildError
 from scripts.bench_lib.cli import phases
 from scripts.bench_lib.http_backend import figures
 from scripts.bench_lib.options import read_options
 from scripts.bench_lib.prompts import Prompt
 from scripts.bench_lib.served import ServedBackend, served_config
-from scripts.bench_lib.session import Session
+from scripts.bench_lib.session import Session, unmeasured_text
 from scripts.bench_lib.shipped import base_config, shipped_chain
 from scripts.bench_lib.statistics import RequestFigures, Sample
-from scripts.bench_lib.wrong_draft import WrongDrafter
 
 CORES = settings.Cores.split({0, 1})
+BOUNDS = settings.ChainBounds()
 
 
 # --- turns ------------------------------------------------------------------------------------------------------------
@@ -36,7 +33,7 @@ def test_every_system_runs_every_cell_in_every_repetition():
     cells = plan_cells(["prose", "copy"], [1, 8], [0.0], ["length", "eos"], 128, 256)
     assert {cell.max_tokens for cell in cells if cell.until == "eos"} == {256}
     systems = list(ENGINE_SYSTEMS.values())
-    counts = Counter((cell, system) for _, cell, system in turns(cells, systems, 3))
+    counts = Counter((turn.cell, system) for turn in turns(cells, systems, 3) for system in turn.systems)
     assert len(counts) == len(cells) * len(systems)
     assert set(counts.values()) == {3}
 
@@ -45,10 +42,14 @@ def test_systems_take_turns_within_a_cell_and_start_in_turn():
     cells = plan_cells(["prose"], [1, 4], [0.0], ["length"], 8, 8)
     systems = [ENGINE_SYSTEMS[name] for name in ("plain", "ngram", "chain")]
     plan = list(turns(cells, systems, 2))
-    blocks = [plan[start : start + 3] for start in range(0, len(plan), 3)]
-    for block in blocks:
-        assert len({(repetition, cell) for repetition, cell, _ in block}) == 1
-    assert [block[0][2].key for block in blocks] == ["plain", "ngram", "chain", "plain"]
+    assert [(turn.repetition, turn.cell) for turn in plan] == [
+        (0, cells[0]),
+        (0, cells[1]),
+        (1, cells[0]),
+        (1, cells[1]),
+    ]
+    assert [turn.systems[0].key for turn in plan] == ["plain", "ngram", "chain", "plain"]
+    assert all(set(turn.systems) == set(systems) for turn in plan)
 
 
 def test_system_keys_are_unique():
@@ -56,6 +57,33 @@ def test_system_keys_are_unique():
     assert len(set(keys)) == len(keys)
     with pytest.raises(ValueError, match="there are: plain"):
         http_system("ngram")
+
+
+def test_systems_that_differ_by_the_request_share_an_engine():
+    served = {}
+    for key, system in ENGINE_SYSTEMS.items():
+        if system.chain_enabled is not None:
+            served.setdefault(system.engine, set()).add(key)
+    assert served == {
+        "chain": {"chain", "chain_off", "chain_model", "chain_suffix"},
+        "chain_sync": {"chain_sync", "chain_model_sync"},
+        "wrong_draft": {"wrong_draft"},
+        "always_the": {"always_the"},
+    }
+    silent = {key for key, system in ENGINE_SYSTEMS.items() if not system.asks_model}
+    assert silent == {"plain", "plain_target_core", "ngram", "suffix", "chain_off", "chain_suffix"}
+
+
+def test_requests_say_which_sources_draft():
+    fields = {key: chain_field(ENGINE_SYSTEMS[key]) for key in ("plain", "chain", "chain_model", "chain_suffix")}
+    assert fields == {
+        "plain": None,
+        "chain": '{"enabled": true}',
+        "chain_model": '{"enabled": true, "sources": ["model"]}',
+        "chain_suffix": '{"enabled": true, "sources": ["suffix"]}',
+    }
+    assert chain_field(ENGINE_SYSTEMS["chain_off"], "me") == '{"enabled": false, "tenant": "me"}'
+    assert chain_field(ENGINE_SYSTEMS["plain"], "me") is None
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------
@@ -67,20 +95,41 @@ def test_cores_are_shared_out():
     assert settings.Cores.split({0, 2, 4, 6}) == settings.Cores((0, 2, 4, 6), (0, 2, 4), 6)
 
 
-def test_target_core_and_chain_differ_only_by_the_chain():
-    plain = settings.engine_settings("plain_target_core", Path("m"), CORES, "compiled", 4)
-    chain = settings.engine_settings("chain", Path("m"), CORES, "compiled", 4)
-    assert plain.cores == chain.cores == (0,)
+def engine(name, mode="compiled", bounds=BOUNDS, cores=CORES):
+    return settings.engine_settings(name, Path("m"), cores, mode, bounds)
+
+
+@pytest.mark.parametrize(
+    ("name", "draft"), [("chain", "real"), ("chain_sync", "sync"), ("wrong_draft", "wrong"), ("always_the", "the")]
+)
+def test_target_core_and_chain_differ_only_by_the_chain_and_the_lent_core(name, draft):
+    plain, chain = engine("plain_target_core"), engine(name)
+    assert (plain.cores, chain.cores) == ((0,), (0, 1))
     assert plain.mode == chain.mode == "eager"
+    assert (plain.draft, chain.draft) == ("none", draft)
     extra = {"worker_cls", "additional_config", "speculative_config", "per_request_spec_decode_metrics"}
     assert {k: v for k, v in chain.arguments.items() if k not in extra} == plain.arguments
+
+
+def test_the_chain_is_told_its_bounds_and_which_cores_it_keeps():
+    found = engine("chain", bounds=settings.ChainBounds(tokens=9, model_tokens=3, max_batch=5)).arguments
+    assert found["speculative_config"]["num_speculative_tokens"] == 9
+    assert found["additional_config"] == {
+        "chain_max_batch": 5,
+        "chain_own_threads": 1,
+        "chain_sources": ["suffix"],
+        "chain_model_tokens": 3,
+    }
+    four = engine("chain", cores=settings.Cores.split({0, 1, 2, 3}))
+    assert four.arguments["additional_config"]["chain_own_threads"] == 3
+    assert four.cores == (0, 1, 2, 3)
 
 
 @pytest.mark.parametrize("name", ["plain", "ngram", "suffix"])
 def test_vllms_own_modes_get_all_cores_and_the_chosen_mode(name):
     for mode in ("compiled", "eager"):
-        engine = settings.engine_settings(name, Path("m"), CORES, mode, 4)
-        assert (engine.cores, engine.mode, engine.draft) == ((0, 1), mode, "none")
+        own = engine(name, mode)
+        assert (own.cores, own.mode, own.draft) == ((0, 1), mode, "none")
 
 
 def test_environment_binds_threads_and_keeps_a_given_preload():
@@ -104,12 +153,15 @@ def models(tmp_path):
 
 def test_full_is_the_default_and_quick_is_small(models):
     full = read_options(["--models", models])
-    assert (full.batches, full.temperatures, full.until) == ([1, 4, 8, 32], [0.0, 1.0], ["length", "eos"])
+    assert (full.batches, full.temperatures, full.until) == ([1, 2, 4, 8, 32], [0.0, 1.0], ["length", "eos"])
+    assert full.sets == ["prose", "copy", "json", "code"]
     assert [system.key for system in full.systems] == list(ENGINE_SYSTEMS)
     assert (full.mode, full.length, full.eos_length, full.repetitions) == ("compiled", 128, 256, 3)
     quick = read_options(["--quick", "--models", models])
-    assert (quick.batches, quick.temperatures, quick.until, quick.mode) == ([1, 8], [0.0], ["length"], "eager")
-    assert quick.repetitions == 3
+    assert (quick.batches, quick.temperatures, quick.until, quick.mode) == ([1], [0.0], ["length"], "eager")
+    assert (quick.repetitions, quick.prompts, quick.length, quick.sets) == (1, 2, 48, ["prose", "copy"])
+    assert [system.key for system in quick.systems] == ["plain", "suffix", "chain", "chain_off"]
+    assert len({system.engine for system in quick.systems}) == 3
     assert read_options(["--quick", "--batches", "4", "--models", models]).batches == [4]
 
 
@@ -120,7 +172,12 @@ def test_full_is_the_default_and_quick_is_small(models):
         (["--systems", ""], "nothing to measure"),
         (["--batches", "64"], "1 to 32"),
         (["--until", "never"], "length and eos"),
-        (["--tokens", "17"], "1 to 16"),
+        (["--tokens", "33"], "1 to 32"),
+        (["--model-tokens", "0"], "1 to 32"),
+        (["--batches", ""], "there is no --transition"),
+        (["--sets", ""], "at least one each"),
+        (["--systems", "plain,chain_sync,chain_suffix", "--transition"], "needs the system chain"),
+        (["--budget", "0"], "minutes above 0"),
         (["--repetitions", "0"], "start at 1"),
         (["--target", "gone"], "scripts/prepare_models"),
         (["--draft", "gone"], "no draft model"),
@@ -138,7 +195,7 @@ def test_help_teaches(capsys):
         read_options(["--help"])
     assert caught.value.code == 0
     shown = capsys.readouterr().out
-    assert all(name in shown for name in (*ENGINE_SYSTEMS, "--quick", "examples"))
+    assert all(name in shown for name in (*ENGINE_SYSTEMS, "--quick leaves out", "examples"))
 
 
 # --- session ----------------------------------------------------------------------------------------------------------
@@ -149,28 +206,35 @@ class FakeBackend:
         self.name, self.fail_at = name, fail_at
         self.error = error or RuntimeError("out of memory")
         self.calls = 0
+        self.started = 0
         self.stopped = 0
+        self.works = []
 
     def start(self, warmup, batches, temperatures):
+        self.started += 1
+        self.batches = batches
         if self.fail_at == "start":
             raise self.error
         return 0.1
 
-    def measure(self, cell, system, repetition, prompts, settle):
+    def measure(self, work, system, repetition, settle):
         self.calls += 1
         if self.fail_at == self.calls:
             raise self.error
-        return Sample(cell, system, repetition, 1.0, tuple(RequestFigures(10) for _ in prompts))
+        self.works.append(work)
+        return [
+            Sample(cell, system, repetition, 1.0, tuple(RequestFigures(10) for _ in prompts)) for cell, prompts in work
+        ]
 
     def stop(self):
         self.stopped += 1
 
 
-def session(*backends):
+def session(*backends, **more):
     systems = [ENGINE_SYSTEMS[backend.name] for backend in backends]
     prompts = [Prompt(f"p{i}", "prose", ({"role": "user", "content": str(i)},)) for i in range(8)]
     console = Console(file=io.StringIO())
-    return Session(systems, {b.name: b for b in backends}, {"prose": prompts}, prompts[:2], console)
+    return Session(systems, {b.name: b for b in backends}, {"prose": prompts}, prompts[:2], console, **more)
 
 
 CELLS = [Cell("prose", 1, 0.0, "length", 4), Cell("prose", 4, 0.0, "length", 4)]
@@ -204,66 +268,76 @@ def test_an_interrupt_keeps_what_was_measured():
     assert backend.stopped
 
 
-# --- child processes --------------------------------------------------------------------------------------------------
-
-ECHO = """
-import sys, time
-print("noise", flush=True)
-for line in sys.stdin:
-    print(line.strip() if "die" not in line else exit(3), flush=True)
-"""
-
-
-@pytest.fixture
-def child(tmp_path):
-    made = Child(
-        "echo", [sys.executable, "-c", ECHO], {}, [min(settings.os.sched_getaffinity(0))], tmp_path / "l", tmp_path
-    )
-    yield made
-    made.stop()
+def test_a_time_budget_ends_a_session_after_a_complete_turn():
+    backends = FakeBackend("plain"), FakeBackend("ngram")
+    running = session(*backends, ends_at=time.monotonic())
+    running.run(CELLS, 3)
+    assert [(s.system.name, s.cell) for s in running.measured.samples] == [("plain", CELLS[0]), ("ngram", CELLS[0])]
+    left = [(turn.repetition, turn.cell) for turn in running.measured.unmeasured]
+    assert left == [(0, CELLS[1])] + [(repetition, cell) for repetition in (1, 2) for cell in CELLS]
+    (sentence,) = unmeasured_text(running.measured.unmeasured)
+    assert "5 turns of ngram, plain left out" in sentence
+    assert f"never measured: {CELLS[1].label}" in sentence
+    assert "1 cells with fewer repetitions" in sentence
+    assert all(backend.stopped for backend in backends)
 
 
-def test_a_child_answers_between_noise(child):
-    assert child.ask(20, value=1) == {"value": 1}
-    with pytest.raises(ChildError, match="echo: broken"):
-        child.ask(20, error="broken")
+def test_a_spent_time_budget_starts_no_further_engine():
+    first, second = FakeBackend("plain"), FakeBackend("ngram")
+    running = session(first, ends_at=time.monotonic())
+    running.run(CELLS[:1], 1)
+    later = session(second, ends_at=running.ends_at, measured=running.measured)
+    later.run(CELLS, 2)
+    assert second.started == 0
+    assert len(later.measured.samples) == 1
+    assert len(later.measured.unmeasured) == 4
 
 
-def test_a_frozen_child_is_stopped_and_answers_after_thawing(child):
-    child.ask(20, value=1)
-    child.freeze()
-    child.tell(value=2)
-    with pytest.raises(ChildError, match="in time"):
-        child.answer(0.2)
-    child.thaw()
-    assert child.answer(20) == {"value": 2}
+def test_without_a_time_budget_nothing_is_left_out():
+    running = session(FakeBackend("plain"))
+    running.run(CELLS, 2)
+    assert unmeasured_text(running.measured.unmeasured) == []
 
 
-def test_a_dead_child_is_an_error_with_its_status(child):
-    with pytest.raises(ChildError, match="status 3"):
-        child.ask(20, die=True)
+def test_the_changing_load_runs_first_and_on_the_chain_only():
+    work = [(Cell("transition", batch, 0.0, "length", 4), []) for batch in (2, 16, 2)]
+    plain, chain = FakeBackend("plain"), FakeBackend("chain")
+    running = session(plain, chain, transition=work)
+    running.run(CELLS, 1)
+    assert chain.works[0] == work
+    assert [sample.cell for sample in running.measured.transition] == [cell for cell, _ in work]
+    assert len(running.measured.samples) == 4
+    assert len(plain.works) == 2
+    assert chain.batches == [1, 2, 4, 16]
 
 
-def test_stopping_a_frozen_child_leaves_no_process(child):
-    child.ask(20, value=1)
-    child.freeze()
-    started = time.monotonic()
-    child.stop()
-    assert time.monotonic() - started < 10
-    assert child._process.returncode in (0, -signal.SIGKILL)
+def test_a_whole_run_writes_figures_tables_and_charts(models, tmp_path, monkeypatch):
+    names = ["plain", "chain"]
+    monkeypatch.setattr(cli, "backends", lambda *_: {name: FakeBackend(name) for name in names})
+    monkeypatch.setattr(cli.machine, "busy_share", lambda: 0.0)
+    out = tmp_path / "out" / "small.json"
+    arguments = ["--models", models, "--systems", ",".join(names), "--sets", "prose,mixed", "--batches", "1,2"]
+    more = ["--temperatures", "0", "--until", "length", "--repetitions", "1", "--transition", "--out", str(out)]
+    assert cli.main([*arguments, *more, "--budget", "0.000001"]) == 0
+    result = json.loads(out.read_text())
+    assert [(run["set"], run["batch"], run["system"]) for run in result["runs"]] == [
+        ("prose", 1, "plain"),
+        ("prose", 1, "chain"),
+    ]
+    assert [phase["batch"] for phase in result["transition"]] == [2, 16, 2]
+    assert "3 turns of chain, plain left out" in result["budget"]["left_out"][0]
+    assert result["budget"]["left_out"][0] in out.with_suffix(".md").read_text()
+    assert sorted(path.name for path in out.parent.iterdir()) == ["small-prose.png", "small.json", "small.md"]
 
 
-# --- the wrong draft and HTTP figures ---------------------------------------------------------------------------------
+def test_a_set_that_is_not_there_ends_with_a_sentence(models, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(cli.machine, "busy_share", lambda: 0.0)
+    arguments = ["--models", models, "--systems", "plain", "--sets", "poems", "--out", str(tmp_path / "x.json")]
+    assert cli.main(arguments) == 2
+    assert "no prompt set 'poems'" in capsys.readouterr().out
 
 
-def test_the_wrong_draft_keeps_the_protocol_and_does_not_repeat_itself():
-    drafter = WrongDrafter("wrong", 1000)
-    commits = [Commit("a", 1, 3, [1, 2, 3], 4), Commit("b", 1, 3, [1, 2, 3], 2), Commit("c", 1, 1, [1], 0)]
-    answer = drafter.step(Step(PROTOCOL_VERSION, "t", 7, 0.1, commits, []))
-    assert answer.number == 7
-    assert [(d.session, d.base, len(d.tokens)) for d in answer.drafts] == [("a", 3, 4), ("b", 3, 2), ("c", 1, 0)]
-    assert all(0 <= token < 1000 for draft in answer.drafts for token in draft.tokens)
-    assert answer.drafts[0].tokens[:2] != answer.drafts[1].tokens
+# --- HTTP, draft lengths, servers --------------------------------------------------------------------------------------
 
 
 def test_http_figures_are_found_wherever_the_server_puts_them():
@@ -303,19 +377,14 @@ def test_servers_of_ours_run_alone(tmp_path):
 
 def test_served_configs_are_valid_and_differ_by_the_chain(tmp_path):
     (tmp_path / "d").mkdir()
-    given = {
-        "target": tmp_path,
-        "draft": tmp_path / "d",
-        "cores": CORES,
-        "mode": "compiled",
-        "tokens": 2,
-        "max_batch": 0,
-    }
+    given = {"target": tmp_path, "draft": tmp_path / "d", "cores": CORES, "mode": "compiled"}
+    given["bounds"] = settings.ChainBounds(tokens=12, model_tokens=2)
     base = base_config()
     plain, chain = (served_config(kind, base, **given)["applications"][0]["args"] for kind in ("plain", "chain"))
     assert plain["drafts"] == []
     assert (plain["target"]["cores"], plain["target"]["eager"]) == ([0, 1], False)
-    assert (chain["target"]["cores"], chain["drafts"][0]["cores"], chain["drafts"][0]["tokens"]) == ([0], [1], 2)
+    assert (chain["target"]["cores"], chain["drafts"][0]["cores"]) == ([0, 1], [1])
+    assert (chain["chain"]["tokens"], chain["drafts"][0]["tokens"]) == (12, 2)
     assert base == base_config()  # unchanged
     for args in (plain, chain):
         AppConfig.model_validate(args)
@@ -324,7 +393,13 @@ def test_served_configs_are_valid_and_differ_by_the_chain(tmp_path):
 def test_what_ships_is_what_is_measured(models):
     tokens, max_batch = shipped_chain()
     options = read_options(["--models", models])
-    assert (options.tokens, options.max_batch) == ([tokens], max_batch)
-    assert read_options(["--models", models, "--max-batch", "0"]).max_batch == 0
-    chain = settings.engine_settings("chain", Path("m"), CORES, "eager", 3, 5)
-    assert chain.arguments["additional_config"] == {"chain_max_batch": 5}
+    assert (options.tokens, options.model_tokens, options.max_batch) == ([24], tokens, max_batch)
+    assert read_options(["--models", models, "--max-batch", "3", "--model-tokens", "7"]).model_tokens == 7
+    assert read_options(["--models", models, "--max-batch", "3"]).max_batch == 3
+
+
+def test_only_the_changing_load_can_be_measured(models):
+    options = read_options(
+        ["--models", models, "--systems", "chain", "--batches", "", "--transition", "--budget", "2.5"]
+    )
+    assert (options.batches, options.transition, options.budget_minutes) == ([], True, 2.5)

@@ -1,10 +1,11 @@
 """The benchmark's prompt sets: enough of them, all different, none in two sets."""
 
+import ast
 import json
 
 import pytest
 
-from scripts.bench_lib.prompts import MEASURED_SETS, WARMUP_SET, load_prompts, prompts_for
+from scripts.bench_lib.prompts import MEASURED_SETS, MIXED_SET, WARMUP_SET, in_turn, load_prompts, prompts_for
 
 ALL = (*MEASURED_SETS, WARMUP_SET)
 
@@ -13,7 +14,9 @@ def text(prompt):
     return "\n".join(message["content"] for message in prompt.messages)
 
 
-@pytest.mark.parametrize(("name", "least"), [("prose", 32), ("copy", 32), ("warmup", 16)])
+@pytest.mark.parametrize(
+    ("name", "least"), [("prose", 40), ("copy", 40), ("json", 40), ("code", 40), ("mixed", 160), ("warmup", 16)]
+)
 def test_every_set_is_large_enough(name, least):
     assert len(load_prompts(name)) >= least
 
@@ -38,6 +41,38 @@ def test_prose_is_short_and_copy_carries_a_passage():
         instruction, passage = text(prompt).split("\n\n", 1)
         assert instruction.endswith(":")
         assert 120 <= len(passage) <= 900
+
+
+@pytest.mark.parametrize("name", ["json", "code"])
+def test_json_and_code_ask_something_of_given_material(name):
+    for prompt in load_prompts(name):
+        instruction, material = text(prompt).split("\n\n", 1)
+        assert instruction.endswith(":") or name == "code"
+        assert 200 <= len(text(prompt)) <= 900
+        assert len(material.splitlines()) >= (5 if name == "code" else 1)
+
+
+def test_json_asks_for_json():
+    assert all("json" in text(prompt).split("\n\n", 1)[0].lower() for prompt in load_prompts("json"))
+
+
+def test_code_is_python_that_has_something_to_edit():
+    for prompt in load_prompts("code"):
+        tree = ast.parse(text(prompt).split("\n\n", 1)[1])
+        assert any(isinstance(node, ast.FunctionDef | ast.ClassDef) for node in tree.body)
+
+
+def test_mixed_has_every_measured_set_in_turn():
+    mixed = load_prompts(MIXED_SET)
+    assert [prompt.set for prompt in mixed] == list(MEASURED_SETS) * 40
+    assert [prompt.id for prompt in mixed[:8]] == [f"{name}-{n:02d}" for n in (1, 2) for name in MEASURED_SETS]
+
+
+def test_sets_of_different_size_are_taken_in_turn_to_their_end():
+    prose, warmup = load_prompts("prose"), load_prompts("warmup")
+    found = in_turn([prose, warmup])
+    assert found[:4] == [prose[0], warmup[0], prose[1], warmup[1]]
+    assert found[2 * len(warmup) :] == prose[len(warmup) :]
 
 
 def test_warm_up_has_both_kinds():
