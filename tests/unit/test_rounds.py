@@ -1,17 +1,20 @@
 """Rounds from the target's side: what is asked, what is dropped, what is counted. No vLLM, no sockets."""
 
+import gc
 from collections import Counter
 
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.chain.controller import Unconditional
+from deployments.chain.controller import Controller, Unconditional
 from deployments.chain.faults import FaultPolicy
 from deployments.chain.protocol import DEADLINE, PROTOCOL_VERSION, Draft, Drafts, Sampling, Step
 from deployments.channel.inprocess import InProcessChannel
 from deployments.target.rounds import DraftRounds
 from deployments.target.sequence import Running
+from deployments.target.sources import Limits, make_sources
 from tests.fakes import FakeDrafter, replay
 
 FAULTS = FaultPolicy(draft_deadline_s=0.02, answer_slack_s=0.001, circuit_failures=3, circuit_pause_s=30.0)
@@ -213,3 +216,41 @@ def test_what_a_draft_dropped_stays_counted_when_it_leaves() -> None:
     assert rounds.stats()["dropped:late"] == 3
     rounds.set_channels({"b": InProcessChannel(FakeDrafter(replay([TRUTH])))})
     assert rounds.stats()["dropped:late"] == 3
+
+
+def test_ten_thousand_short_requests_leave_nothing_behind() -> None:
+    drafter = FakeDrafter(replay([TRUTH]))
+    faults = FaultPolicy(trace_requests=64, draft_deadline_s=0.02)
+    rounds = DraftRounds("t", VOCAB, faults, Controller(), make_sources(["suffix", "lookup"], Limits(outputs=16)))
+    rounds.set_channels({"a": InProcessChannel(drafter)})
+
+    def serve(first: int, count: int) -> None:
+        for index in range(first, first + count):
+            name = f"request-{index}"
+            rounds.begin(name, f"chain-{index}", TRUTH[:5], True, f"tenant-{index % 7}")
+            rounds.announce([(name, TRUTH[:5], Sampling(0.0, 1))])
+            for length in (6, 8):
+                new = TRUTH[length - 1 : length]
+                tokens = TRUTH[:length]
+                rounds.round([Running(name, new, length, lambda a, b, t=tokens: t[a:b], 3, Sampling(0.0, 1))])
+            rounds.finish([name])
+            rounds.flush()
+
+    def sizes() -> dict[str, float]:
+        held = {key: value for key, value in rounds.stats().items() if key.startswith("source:") and "evict" not in key}
+        return {
+            **held,
+            "sequences": len(rounds._sequences),
+            "traces": len(rounds._done),
+            "drafts": len(drafter.sessions),
+        }
+
+    serve(0, 500)
+    gc.collect()
+    before, bytes_before = sizes(), psutil.Process().memory_info().rss
+    serve(500, 9500)
+    gc.collect()
+    grown = psutil.Process().memory_info().rss - bytes_before
+    assert sizes() == before
+    assert grown < 8 << 20  # the allocator's slack; a kilobyte kept of each request would be more
+    assert drafter.sessions == {}
