@@ -19,8 +19,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from hw.onnx import build as build_module
-from hw.onnx import prepare as prepare_module
+from hw.onnx import cache as cache_module
+from hw.onnx import preparation as preparation_module
 from hw.onnx.build import BuildError, BuildOptions, Processes, builder_command, builder_progress
+from hw.onnx.cache import cache_key, cached, source_fingerprints, staged
 from hw.onnx.checkpoint import (
     CheckpointError,
     Manifest,
@@ -29,7 +31,8 @@ from hw.onnx.checkpoint import (
     weights_fingerprint,
 )
 from hw.onnx.checkpoint_gguf import tidy
-from hw.onnx.prepare import Display, cache_key, cached, main, parse, source_fingerprints, staged
+from hw.onnx.prepare import main, parse
+from hw.onnx.progress import Display
 
 Tensors = dict[str, tuple[list[int], bytes]]
 
@@ -209,7 +212,7 @@ class TestWeightsFingerprint:
             calls += 1
             return weights_fingerprint(where)
 
-        monkeypatch.setattr(prepare_module, "weights_fingerprint", counting)
+        monkeypatch.setattr(cache_module, "weights_fingerprint", counting)
         first = source_fingerprints(folder, out)
         assert source_fingerprints(folder, out) == first
         assert calls == 1
@@ -503,7 +506,7 @@ class TestCommandLine:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         usage = argparse.Namespace(free=1000)
-        monkeypatch.setattr(prepare_module.shutil, "disk_usage", lambda _: usage)
+        monkeypatch.setattr(preparation_module.shutil, "disk_usage", lambda _: usage)
         assert main(["--out", str(tmp_path / "out")]) == 1
         assert "make room" in capsys.readouterr().err
 
