@@ -1,14 +1,17 @@
 """Choosing a draft token from logits, and the few probabilities that go with it."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from deployments.chain.noise import race
+from deployments.chain.noise import log_exponential
 from deployments.chain.protocol import Sampling
+from deployments.draft.calibration import RANKS
 
 CANDIDATES = 32  # how many likely tokens race at temperature > 0; the rest win too rarely to pay for hashing them
+HINT_CONFIDENCE = 0.8  # of a token that another source proposed
+NO_RACE = -1.0  # margin of a token that this draft did not choose
 _GROUPS = 384
 
 Logits = npt.NDArray[np.float32]
@@ -18,16 +21,25 @@ class BadLogits(ArithmeticError):
     """The model returned something that is not a distribution."""
 
 
-class Choice(NamedTuple):
-    """A drafted token with the model's most likely tokens at its position, most likely first."""
+@dataclass(slots=True)
+class Choice:
+    """A drafted token, how it won, and the model's most likely tokens at its position, most likely first."""
 
     token: int
     ids: npt.NDArray[np.int32]  # [k]
     probs: npt.NDArray[np.float16]  # [k], rounded down so that a row never sums to more than 1
+    margin: float = NO_RACE  # logits (divided by the temperature, less the noise) between the winner and the next
+    runners: tuple[int, ...] = ()  # who came next in the same race, best first; at most RANKS
+    confidence: float = HINT_CONFIDENCE  # probability that the target agrees, given that it did with all before
 
 
 _NO_IDS = np.empty(0, np.int32)
 _NO_PROBS = np.empty(0, np.float16)
+
+
+def hinted(token: int) -> Choice:
+    """A token that another source proposed: no race, no candidates, no probabilities."""
+    return Choice(token, _NO_IDS, _NO_PROBS)
 
 
 def most_likely(logits: Logits, k: int) -> npt.NDArray[np.int64]:
@@ -59,33 +71,58 @@ def most_likely(logits: Logits, k: int) -> npt.NDArray[np.int64]:
 def choose(logits: Logits, sampling: Sampling, position: int, top_k: int, scratch: Logits | None = None) -> Choice:
     """Choose the token for ``position`` from ``logits [V]`` the way the target will.
 
-    Greedy at temperature 0; above, the race of :mod:`deployments.chain.noise` with the target's noise. ``top_k``
-    probabilities are those of the temperature-matched softmax (temperature 1 when greedy). ``scratch [V]`` is overwritten:
-    an array of a vocabulary's size is otherwise mapped and faulted in anew each time. Raises :class:`BadLogits`.
+    Greedy at temperature 0; above, the race of :mod:`deployments.chain.noise` with the target's noise among what its top-k
+    and top-p keep. ``top_k`` probabilities are those of the temperature-matched softmax over everything (temperature 1 when
+    greedy). ``scratch [V]`` is overwritten: an array of a vocabulary's size is otherwise mapped and faulted in anew each
+    time. Raises :class:`BadLogits`. The caller sets the confidence.
     """
     greedy = sampling.temperature <= 0.0
-    if greedy and not top_k:
-        token = int(logits.argmax())
-        if not np.isfinite(logits[token]):
-            raise BadLogits(f"logit {logits[token]} at position {position}")
-        return Choice(token, _NO_IDS, _NO_PROBS)
-    likely = most_likely(logits, top_k if greedy else max(CANDIDATES, top_k))
-    if not np.isfinite(logits[likely[0]]):
-        raise BadLogits(f"logit {logits[likely[0]]} at position {position}")
+    likely = most_likely(logits, max(top_k, 1 + RANKS if greedy else CANDIDATES))
+    highest = logits[likely[0]]
+    if not np.isfinite(highest):
+        raise BadLogits(f"logit {highest} at position {position}")
     scale = np.float32(1.0 if greedy else 1.0 / sampling.temperature)
+    total = 0.0
+    if top_k or not (greedy or sampling.top_p >= 1.0):
+        weights = np.subtract(logits, highest, out=scratch)
+        if scale != 1.0:
+            weights *= scale
+        np.exp(weights, out=weights)
+        total = float(weights.sum())
     if greedy:
-        token = int(likely[0])
+        winners = likely[: 1 + RANKS]
+        scores = logits[winners]
     else:
-        racing = likely[:CANDIDATES]
-        token = int(racing[race(logits[racing] * scale, racing, sampling.seed, position)])
-    if not top_k:
-        return Choice(token, _NO_IDS, _NO_PROBS)
-    weights = np.subtract(logits, logits[likely[0]], out=scratch)
-    if scale != 1.0:
-        weights *= scale
-    np.exp(weights, out=weights)
-    probs = weights[likely[:top_k]] / weights.sum()
-    return Choice(token, likely[:top_k].astype(np.int32), _round_down(probs))
+        racing = _kept(logits, likely[:CANDIDATES], sampling, scale, total)
+        results = logits[racing] * scale - log_exponential(sampling.seed, position, racing)
+        order = np.argsort(-results, kind="stable")[: 1 + RANKS]
+        winners, scores = racing[order], results[order]
+    margin = float(scores[0] - scores[1]) if len(scores) > 1 else float("inf")
+    token, *runners = winners.tolist()
+    ids, probs = _NO_IDS, _NO_PROBS
+    if top_k:
+        ids, probs = likely[:top_k].astype(np.int32), _round_down(weights[likely[:top_k]] / np.float32(total))
+    return Choice(token, ids, probs, margin, tuple(runners))
+
+
+def _kept(
+    logits: Logits, likely: npt.NDArray[np.int64], sampling: Sampling, scale: np.float32, total: float
+) -> npt.NDArray[np.int64]:
+    """Of ``likely`` (most likely first) what top-k and then top-p keep; at least the first, with all that tie with the last.
+
+    A token is kept iff those strictly more likely hold less than ``top_p`` of the mass that top-k left. ``total`` is the
+    whole vocabulary's mass relative to the most likely token; where top-k reaches past ``likely`` it stands for what top-k
+    left, which differs by the mass of tokens too unlikely to race.
+    """
+    if 0 < sampling.top_k < len(likely):
+        likely = likely[: np.count_nonzero(logits[likely] >= logits[likely[sampling.top_k - 1]])]
+    if sampling.top_p >= 1.0:
+        return likely
+    mass: npt.NDArray[np.float32] = np.exp((logits[likely] - logits[likely[0]]) * scale)
+    whole = float(mass.sum()) if 0 < sampling.top_k <= CANDIDATES else total
+    before = np.cumsum(mass) - mass
+    last = max(int(np.count_nonzero(before < sampling.top_p * whole)), 1) - 1
+    return likely[: np.count_nonzero(logits[likely] >= logits[likely[last]])]
 
 
 def _round_down(probs: npt.NDArray[np.float32]) -> npt.NDArray[np.float16]:

@@ -1,24 +1,23 @@
-"""The draft engine: many sessions, one model, one answer a step.
+"""The draft engine: many sessions, one model, one answer a step, and the time between used for what may be asked next.
 
-Work on a session is always the same: compute its first token without KV. Behind the frontier that is catching up, at the
-frontier it tells the next guess; so sessions that catch up, draft, and run ahead share batched single-token steps. Only
-where it is cheaper, a session reads several tokens in one call of its own.
+While the target verifies a guess, the engine goes on along the main line and along branches off it. What a commit makes wrong is
+given up at once; a commit that takes a branch finds its draft waiting.
 """
 
 from __future__ import annotations
 
-import logging
+import struct
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 
 from deployments.chain.faults import FaultPolicy
 from deployments.chain.protocol import (
     DEADLINE,
     ERROR,
-    MAX_DRAFT_TOKENS,
     PROTOCOL_VERSION,
     STALE,
     Commit,
@@ -26,16 +25,24 @@ from deployments.chain.protocol import (
     Drafts,
     Step,
 )
-from deployments.draft.choose import BadLogits, Logits, choose
+from deployments.draft.between import CATCH_UP, Between
+from deployments.draft.calibration import Calibration
+from deployments.draft.choose import Choice
+from deployments.draft.lines import BRANCH, MAIN_LINE, MISS, Session
 from deployments.draft.model import StepModel
 from deployments.draft.pace import Pace
-from deployments.draft.sessions import Session, SessionStore
+from deployments.draft.runner import LARGEST_CHUNK, Runner
+from deployments.draft.schedule import best_rows, reading_alone_is_cheaper, wanted_rows
+from deployments.draft.sessions import SessionStore
 
-logger = logging.getLogger(__name__)
-
-CATCH_UP = MAX_DRAFT_TOKENS + 1  # a round commits at most so many tokens; more to read is a prompt
-_LARGEST_CHUNK = 256  # scratch memory of a prefill grows with it, speed no more
-_SMALLEST_CHUNK = 8  # smaller ones read the weights once for too few tokens
+_COUNTERS = (
+    "cache_hits",  # rounds that left the main line where a branch did
+    "cache_misses",  # rounds that left it elsewhere
+    "branch_hits",  # of the hits, those that found tokens waiting
+    "mainline_hits",  # rounds that stayed on the main line and found tokens waiting beyond
+    "branch_tokens",
+    "ready_tokens",
+)
 
 
 class DraftEngine:
@@ -44,7 +51,8 @@ class DraftEngine:
     ``target_vocab_size``: tokens from there on are never proposed. ``top_k``: probabilities sent with each token.
     ``prefill_wait_s``: a step waits so long for prompts (and never past its deadline); longer ones are read between messages,
     a slice of ``prefill_slice_s`` at a time, because a message that arrives meanwhile waits for the slice.
-    ``ahead``: tokens guessed in idle time beyond those sent; None is the bonus token and the whole next draft; 0 is off.
+    ``ahead``: tokens guessed in idle time beyond those sent, on the main line and on branches; None is the bonus token and the
+    whole next draft; 0 is off: no branches, no tokens of other sources, nothing in idle time but reading prompts.
     ``paced``: start idle steps only where :class:`Pace` expects a gain; else whenever there is time.
     """
 
@@ -66,21 +74,34 @@ class DraftEngine:
         self.name = name
         self.vocab_size = min(model.vocab_size, target_vocab_size or model.vocab_size)
         self.top_k = min(top_k, self.vocab_size)
+        hint_vocab = 0 if ahead == 0 else self.vocab_size
         self._model = model
-        self._scratch = np.empty(self.vocab_size, np.float32)
-        self._store = SessionStore(model.slots, model.context, model.vocab_size, faults.session_lease_s)
+        self._store = SessionStore(model.slots, model.context, model.vocab_size, faults.session_lease_s, hint_vocab)
+        self._calibration = Calibration()
+        self._counts: Counter[str] = Counter(dict.fromkeys(_COUNTERS, 0))
+        self._runner = Runner(
+            model,
+            self._store,
+            self._calibration,
+            vocab_size=self.vocab_size,
+            top_k=self.top_k,
+            slice_s=prefill_slice_s,
+            clock=clock,
+            counts=self._counts,
+        )
         self._prefill_wait_s = min(prefill_wait_s, faults.prefill_budget_s)
-        self._prefill_slice_s = prefill_slice_s
-        self._ahead = ahead
+        self._unused_s = faults.session_lease_s / 10  # then a session's branches go, long before itself
         self._pace = Pace() if paced else None
+        self._between = Between(self._store, self._runner, self._calibration, self._pace, ahead=ahead)
         self._clock = clock
-        self._counts: Counter[str] = Counter()
+        self._worth_s = 0.0
+        self._packed = False
         self._busy_s = self._idle_s = 0.0
 
     # --- Drafter --------------------------------------------------------------------------------------------------
 
     def step(self, step: Step) -> Drafts:
-        """Apply every commit, close what ended, and draft until all have what they want or the deadline is near."""
+        """Apply every commit, close what ended, and draft what is wanted while it pays and the deadline allows."""
         now = self._clock()
         if self._pace:
             self._pace.received(now)
@@ -92,7 +113,10 @@ class DraftEngine:
             self._store.close((step.target, session))
         applied = self._apply(step, now)
         wanting = [session for _, session, _ in applied if session is not None and session.want]
-        self._draft(wanting, now, now + step.deadline_s)
+        if wanting or step.token_worth_s:  # announcements do not tell
+            self._worth_s = step.token_worth_s
+        if wanting:
+            self._draft(wanting, now, now + step.deadline_s)
         drafts = [self._answer(*entry) for entry in applied]
         after = self._clock()
         self._busy_s += after - now
@@ -107,14 +131,18 @@ class DraftEngine:
     def idle(self, budget_s: float, should_stop: Callable[[], bool] = lambda: False) -> bool:
         """Use time between messages: read waiting prompts, guess beyond what was sent. True when work is left.
 
-        Looks at the clock and at ``should_stop`` between model calls; one call is a token for each session or a slice of a
-        prompt.
+        Looks at the clock and at ``should_stop`` between model calls; one call is a token for each of several lines or a slice
+        of a prompt.
         """
         started = self._clock()
         before, left = started, True
         while before - started < budget_s and not should_stop():
-            left = self._idle_once(before)
+            if not self._packed:  # one move a message
+                self._runner.pack()
+                self._packed = True
+            left = self._between.once(before, self._worth_s)
             if not left:
+                self._store.tidy(before, self._unused_s)
                 break
             after = self._clock()
             if self._pace and should_stop():
@@ -127,19 +155,23 @@ class DraftEngine:
 
     def stats(self) -> dict[str, float]:
         """Counters since the start: empty drafts by reason, steps, tokens, model calls and seconds; gauges of now."""
+        store = self._store
         gap = self._pace.gap_s if self._pace else None
         return {
             **self._counts,
             "busy_s": self._busy_s,
             "idle_busy_s": self._idle_s,
-            "evicted": self._store.evicted,
-            "sessions": len(self._store.sessions),
-            "slots_free": self._store.table.free,
+            "evicted": store.evicted,
+            "preempted": store.preempted,
+            "hinted_tokens": store.hinted,
+            "sessions": len(store.sessions),
+            "branches": sum(len(session.branches) for session in store.sessions.values()),
+            "slots_free": store.table.free,
             "gap_ms": (gap or 0.0) * 1e3,
         }
 
     def check_integrity(self) -> None:
-        """Assert that sessions and slots match and that every session's bookkeeping holds."""
+        """Assert that lines and slots match and that every session's bookkeeping holds."""
         self._store.check()
 
     # --- a step ---------------------------------------------------------------------------------------------------
@@ -161,53 +193,85 @@ class DraftEngine:
         return applied
 
     def _learn(self, session: Session) -> None:
-        if not session.tried:
-            return
-        if self._pace:
-            self._pace.committed(session.agreed, min(session.tried, session.agreed + 1))
-        self._counts["rounds"] += 1
-        if session.want and session.guess:
-            self._counts["ahead_rounds"] += 1
-            self._counts["ahead_tokens"] += min(len(session.guess), session.want)
-            self._counts["ahead_full_rounds"] += len(session.guess) >= session.want
+        """Count what a commit showed about the guess, and follow it in the calibration."""
+        if session.outcome:
+            waiting = bool(session.guess) and session.behind <= 1
+            self._counts["rounds"] += 1
+            self._counts["cache_hits"] += session.outcome == BRANCH
+            self._counts["cache_misses"] += session.outcome == MISS
+            self._counts["branch_hits"] += session.outcome == BRANCH and waiting
+            self._counts["mainline_hits"] += session.outcome == MAIN_LINE and waiting
+            if session.ready:
+                self._counts["ahead_rounds"] += 1
+                self._counts["ahead_tokens"] += session.ready
+                self._counts["ahead_full_rounds"] += session.ready >= session.want
+        greedy = session.sampling.temperature <= 0.0
+        for index, choice in enumerate(session.tested):
+            if choice.margin < 0.0:
+                continue  # another source chose it
+            agreed = index < session.agreed
+            rank = -1 if agreed or session.own not in choice.runners else choice.runners.index(session.own)
+            self._calibration.observe(greedy, choice.margin, agreed, rank)
 
     def _draft(self, wanting: list[Session], started: float, until: float) -> None:
-        self._pack()
-        self._read_alone([session for session in wanting if 1 < session.pending <= CATCH_UP], until)
-        ready = [session for session in wanting if session.pending <= CATCH_UP]
-        waiting = [session for session in wanting if session.pending > CATCH_UP]
-        longest = max((session.want for session in wanting), default=0)
-        drafting_s = longest * self._model.costs.decode(len(wanting))
+        if not self._packed:  # there was no idle time for it
+            self._runner.pack()
+        self._packed = False
+        short = [session for session in wanting if len(session.guess) < session.want]
+        self._read_alone([session for session in short if 1 < session.pending <= CATCH_UP], until)
+        ready = [session for session in short if session.pending <= CATCH_UP]
+        waiting = [session for session in short if session.pending > CATCH_UP]
+        drafting_s = max((s.want for s in short), default=0) * self._model.costs.decode(len(short))
         prompts_until = min(started + self._prefill_wait_s, until - drafting_s)
         for session in waiting:
-            expected = self._prefill_s(session)
+            expected = self._model.costs.prefill(session.pending)
             while session.live and session.pending > 1 and self._clock() + expected <= prompts_until:
-                self._read(session, min(session.pending, _LARGEST_CHUNK))
-                expected = self._prefill_s(session)
-                if session.guess:
-                    ready.append(session)
+                if not self._worth_reading(session, expected):
                     break
-        while self._advance([s for s in ready if s.live and len(s.guess) < s.want], until):
-            pass
+                self._runner.read(session, min(session.pending, LARGEST_CHUNK))
+                expected = self._model.costs.prefill(session.pending)
+            if session.live and session.pending == 1:
+                ready.append(session)
+        self._draft_ready(ready, until)
         for session in waiting:
             # Without idle time a prompt would wait for ever: then each step reads a slice, when the drafts are done.
-            if session.live and not session.guess and not session.moved:
-                self._read_slice(session, until - self._clock())
+            if session.live and session.pending > 1 and not session.moved:
+                self._runner.read_slice(session, until - self._clock())
             session.moved = False
+
+    def _draft_ready(self, ready: list[Session], until: float) -> None:
+        """Draft for sessions that have less than is wanted; where a token's worth is known, only while it pays."""
+        costs = self._model.costs
+        while lines := [session for session in ready if session.live and len(session.guess) < session.want]:
+            if self._worth_s:
+                rows = best_rows(wanted_rows(lines, self._calibration), costs, 0)
+                if sum(row.value for row in rows) * self._worth_s <= costs.decode(len(rows)):
+                    return
+                lines = [row.work for row in rows if isinstance(row.work, Session)]
+            if not self._runner.advance(lines, until):
+                return
 
     def _read_alone(self, lagging: list[Session], until: float) -> None:
         """Sessions behind by a few tokens read them in one call each, unless stepping together is cheaper."""
-        if not lagging:
-            return
         costs = self._model.costs
-        behind = [session.pending for session in lagging]
-        alone = sum(costs.prefill(count) for count in behind) - len(lagging) * (costs.decode(2) - costs.decode(1))
-        together = sum(costs.decode(sum(count > turn for count in behind)) for turn in range(1, max(behind)))
-        if alone > together:
+        if not lagging or not reading_alone_is_cheaper(lagging, costs):
             return
         for session in lagging:
-            if self._clock() + costs.prefill(session.pending) <= until:
-                self._read(session, session.pending)
+            expected = costs.prefill(session.pending)
+            if not self._worth_reading(session, expected):
+                continue
+            left = until - self._clock()
+            if expected <= left:
+                self._runner.read(session, session.pending)
+            else:
+                self._runner.read_slice(session, left)
+
+    def _worth_reading(self, session: Session, expected_s: float) -> bool:
+        """Whether reading all that is unread should keep the target waiting for the one token it yields."""
+        if not self._worth_s:
+            return True
+        value = session.likelihood() * self._calibration.mean(session.sampling.temperature <= 0.0)
+        return value * self._worth_s > expected_s
 
     def _answer(self, commit: Commit, session: Session | None, reason: str) -> Draft:
         chosen = []
@@ -215,136 +279,29 @@ class DraftEngine:
             if not session.live:
                 reason = ERROR
             elif commit.want:
-                chosen = session.guess[: min(commit.want, MAX_DRAFT_TOKENS)]
-                reason = "" if chosen else DEADLINE
+                chosen = session.guess[: session.want]
+                session.sent = len(chosen)
+                # drafting did not pay, which says nothing about the next time; or there was no time to read what it follows
+                unpaid = self._worth_s > 0.0 and session.pending <= CATCH_UP
+                reason = "" if chosen or unpaid else DEADLINE
         if reason:
             self._counts[reason] += 1
-        if not chosen:
+        if session is None or not chosen:
             return Draft(commit.session, commit.epoch, commit.length, [], reason)
+        ready = min(session.ready, len(chosen))
         self._counts["tokens"] += len(chosen)
+        self._counts["ready_tokens"] += ready
         tokens = [choice.token for choice in chosen]
-        if not self.top_k:
-            return Draft(commit.session, commit.epoch, commit.length, tokens)
-        ids = np.concatenate([choice.ids for choice in chosen]).astype("<i4").tobytes()
-        probs = np.concatenate([choice.probs for choice in chosen]).astype("<f2").tobytes()
-        return Draft(commit.session, commit.epoch, commit.length, tokens, "", self.top_k, ids, probs)
+        accept = struct.pack(f"<{len(chosen)}e", *[choice.confidence for choice in chosen])
+        ids = probs = b""
+        if self.top_k:
+            ids = np.concatenate([self._ids(choice) for choice in chosen]).astype("<i4").tobytes()
+            probs = np.concatenate([self._probs(choice) for choice in chosen]).astype("<f2").tobytes()
+        return Draft(commit.session, commit.epoch, commit.length, tokens, "", ready, accept, self.top_k, ids, probs)
 
-    # --- idle time ------------------------------------------------------------------------------------------------
+    def _ids(self, choice: Choice) -> npt.NDArray[np.int32]:
+        # another source's token has no probabilities here: all of the mass is in the tail
+        return choice.ids if len(choice.ids) else np.full(self.top_k, choice.token, np.int32)
 
-    def _idle_once(self, now: float) -> bool:
-        """One model call of idle work; False when there is none worth doing."""
-        sessions = self._store.sessions.values()
-        near = [session for session in sessions if session.want and session.pending <= 2 and self._room(session)]
-        if self._ahead != 0 and self._run_ahead([s for s in near if len(s.guess) <= s.want], now):
-            return True  # so that a draft that is accepted whole costs nothing to continue
-        unread = [s for s in sessions if s.pending > (2 if s.want else 1)]
-        if unread:
-            self._read_slice(min(unread, key=lambda session: (not session.want, session.pending)))
-            return True
-        return self._run_ahead([s for s in near if len(s.guess) < s.want + self._beyond(s)], now)
-
-    def _run_ahead(self, sessions: list[Session], now: float) -> bool:
-        if not sessions:
-            return False
-        if self._pace:
-            depth = sum(len(session.guess) for session in sessions) / len(sessions)
-            if not self._pace.worthwhile(now, self._model.costs.decode(len(sessions)), depth):
-                return False
-        self._counts["ahead_steps"] += 1
-        return self._advance(sessions, float("inf"))
-
-    def _beyond(self, session: Session) -> int:
-        return 1 + session.want if self._ahead is None else self._ahead
-
-    def _room(self, session: Session) -> bool:
-        return session.total < self._model.context
-
-    # --- model calls ----------------------------------------------------------------------------------------------
-
-    def _advance(self, sessions: Iterable[Session], until: float) -> bool:
-        """Compute one more token of each session together; False when there are none or no time."""
-        rows = sorted(sessions, key=lambda session: session.slot)
-        started = self._clock()
-        if not rows or started + self._model.costs.decode(len(rows)) > until:
-            return False
-        try:
-            self._decode(rows)
-            self._model.costs.saw_decode(len(rows), self._clock() - started)
-        except Exception:
-            for session in rows:  # find the one that fails: the others go on
-                if len(rows) == 1:
-                    self._drop(session)
-                    continue
-                try:
-                    self._decode([session])
-                except Exception:
-                    self._drop(session)
-        return True
-
-    def _decode(self, rows: list[Session]) -> None:
-        logits = self._model.decode(
-            [session.slot for session in rows],
-            [session.next_token() for session in rows],
-            [session.computed for session in rows],
-        )
-        self._counts["decodes"] += 1
-        for session, row in zip(rows, logits, strict=True):
-            self._computed(session, 1, row)
-
-    def _prefill_s(self, session: Session) -> float:
-        """Expected seconds to read all a session has to read."""
-        return self._model.costs.prefill(session.pending)
-
-    def _read_slice(self, session: Session, budget_s: float = float("inf")) -> None:
-        """Read the next slice of a prompt; nothing when not even the smallest fits ``budget_s``."""
-        costs = self._model.costs
-        if costs.prefill(_SMALLEST_CHUNK) > budget_s:
-            return
-        fitting = costs.prefill_fitting(min(self._prefill_slice_s, budget_s))
-        # computing the last token of a session nobody wants drafts of would guess one
-        unread = session.pending if session.want else session.pending - 1
-        self._read(session, min(unread, max(_SMALLEST_CHUNK, min(fitting, _LARGEST_CHUNK))))
-
-    def _read(self, session: Session, count: int) -> None:
-        """Compute the next ``count`` tokens of one session in one call."""
-        first = session.computed
-        tokens = session.tokens[first : first + count]
-        tokens += [choice.token for choice in session.guess[: count - len(tokens)]]
-        started = self._clock()
-        try:
-            logits = self._model.prefill(session.slot, tokens, first)
-            self._computed(session, count, logits)
-        except Exception:
-            self._drop(session)
-            return
-        self._model.costs.saw_prefill(count, self._clock() - started)
-        self._counts["prefills"] += 1
-        self._counts["prefill_tokens"] += count
-        session.moved = True
-
-    def _computed(self, session: Session, count: int, logits: Logits) -> None:
-        """Record that ``count`` more tokens have KV; at the frontier ``logits`` tell the next guess."""
-        if session.pending == count:
-            try:
-                choice = choose(logits[: self.vocab_size], session.sampling, session.total, self.top_k, self._scratch)
-            except BadLogits:
-                self._drop(session)
-                return
-            session.guess.append(choice)
-        session.computed += count
-
-    def _drop(self, session: Session) -> None:
-        logger.exception("draft %s failed on session %s", self.name, session.key)
-        self._counts["dropped"] += 1
-        self._store.close(session.key)
-
-    def _pack(self) -> None:
-        """Move the highest session into the lowest hole, one a step: rows between live slots cost like live ones."""
-        hole = self._store.table.hole()
-        if hole is None:
-            return
-        source, target = hole
-        session = next(s for s in self._store.sessions.values() if s.slot == source)
-        self._model.move(source, target, session.computed)
-        self._store.relocate(session)
-        self._counts["moves"] += 1
+    def _probs(self, choice: Choice) -> npt.NDArray[np.float16]:
+        return choice.probs if len(choice.probs) else np.zeros(self.top_k, np.float16)

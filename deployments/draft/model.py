@@ -29,5 +29,5 @@ class StepModel(Protocol):
     def decode(self, slots: Sequence[int], tokens: Sequence[int], lengths: Sequence[int]) -> Sequence[Logits]:
         """Compute one token each for distinct slots at positions ``lengths``; one ``[vocab]`` row a slot."""
 
-    def move(self, source: int, target: int, length: int) -> None:
-        """Copy the first ``length`` positions of one slot to another."""
+    def move(self, source: int, target: int, length: int, start: int = 0) -> None:
+        """Copy positions ``[start, length)`` of one slot to another."""

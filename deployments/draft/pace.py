@@ -8,10 +8,9 @@ _LONGEST_GAP_S = 1.0  # a longer silence is the end of the traffic, not its rhyt
 
 @dataclass(slots=True)
 class Pace:
-    """Learns the time between an answer and the next message, and how often a guessed token is what gets committed."""
+    """Learns the time between an answer and the next message, and tells whether a step fits into what is left of it."""
 
     gap_s: float | None = None
-    agreement: float = 0.7
     _answered: float | None = None
     _arrived: float | None = None
 
@@ -32,18 +31,27 @@ class Pace:
                 self.gap_s = gap if self.gap_s is None else self.gap_s + _ALPHA * (gap - self.gap_s)
         self._answered = None
 
-    def committed(self, agreed: int, tried: int) -> None:
-        """Of ``tried`` guessed tokens that were put to the test one after the other, ``agreed`` were right."""
-        for right in [1.0] * agreed + [0.0] * (tried - agreed):
-            self.agreement += _ALPHA / 4 * (right - self.agreement)
+    def worthwhile(self, now: float, step_s: float, probability: float) -> bool:
+        """Whether a step whose tokens are of use with ``probability`` should start now, when a token's worth is not known.
 
-    def worthwhile(self, now: float, step_s: float, depth: float) -> bool:
-        """Whether a step ``depth`` guessed tokens past the committed ones should start now.
-
-        Its work is of use with probability ``p = agreement ** depth``, and then saves ``step_s``; with time ``r`` left before
-        the next message it delays the answer by ``step_s - r``. It gains where ``p * step_s > step_s - r``.
+        It then saves ``step_s``; with time ``r`` left before the next message it delays the answer by ``step_s - r``. It gains
+        where ``probability * step_s > step_s - r``.
         """
-        if self.gap_s is None or self._answered is None:
+        left = self._left(now)
+        return left is None or left > (1.0 - probability) * step_s
+
+    def pays(self, now: float, step_s: float, worth_s: float) -> bool:
+        """Whether a step that saves the target ``worth_s`` on average saves more than it is expected to delay the next answer.
+
+        A message that is overdue may come at any moment: then the whole step counts as delay.
+        """
+        left = self._left(now)
+        if left is None:
             return True
-        left = self.gap_s - (now - self._answered)
-        return bool(left > (1.0 - self.agreement**depth) * step_s)
+        overrun = min(step_s - left, step_s)
+        return overrun <= 0.0 or worth_s > overrun
+
+    def _left(self, now: float) -> float | None:
+        if self.gap_s is None or self._answered is None:
+            return None
+        return self.gap_s - (now - self._answered)

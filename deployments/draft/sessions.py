@@ -1,13 +1,11 @@
-"""The state of every sequence a draft follows, and what a commit does to it. No model, no clock.
+"""All sequences of a draft, who holds which KV slot, and what a commit does. No model, no clock.
 
-A session holds the committed ``tokens``, the ``guess`` drafted beyond them, and ``computed``: how many leading positions of
-both together have valid KV. The last token is never computed, because only computing a token tells the next one; so
-``computed < len(tokens) + len(guess)`` always, and a guess exists only when all that is committed is computed. A commit that
-agrees with the guess keeps its KV and what was guessed beyond it; one that does not rolls back to where they part.
+Slots go to sessions first. Those left over serve branches and spares, which are taken back whenever a session needs one; then
+sessions nobody advanced within their lease go, then those of the tenant that holds most, for one that holds less than its
+share.
 """
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
 
 from deployments.chain.protocol import (
     CONTEXT_FULL,
@@ -20,90 +18,31 @@ from deployments.chain.protocol import (
     Commit,
     Sampling,
 )
-from deployments.draft.choose import Choice
+from deployments.draft.lines import Branch, Key, Line, Session, Spare
 from hw.onnx.slots import SlotTable
 
-Key = tuple[str, str]  # target, session
 GREEDY = Sampling(temperature=0.0, seed=0)
 _MAX_REFUSED = 4 * MAX_SESSIONS_PER_STEP
 
 
-@dataclass(slots=True, eq=False)
-class Session:
-    """One sequence at this draft."""
-
-    key: Key
-    slot: int
-    epoch: int
-    sampling: Sampling
-    tokens: list[int]
-    last_used: float
-    want: int = 0
-    guess: list[Choice] = field(default_factory=list)
-    computed: int = 0
-    tried: int = 0  # guessed tokens the last commit put to the test
-    agreed: int = 0  # and how many of them were right
-    moved: bool = True  # its prompt was read on since the last step
-    live: bool = True
-
-    @property
-    def total(self) -> int:
-        """Positions known: committed and guessed."""
-        return len(self.tokens) + len(self.guess)
-
-    @property
-    def pending(self) -> int:
-        """Positions to compute before the next guess; at least 1."""
-        return self.total - self.computed
-
-    def next_token(self) -> int:
-        """The first token without KV."""
-        beyond = self.computed - len(self.tokens)
-        return self.tokens[self.computed] if beyond < 0 else self.guess[beyond].token
-
-    def extend(self, tokens: list[int]) -> None:
-        """Append committed tokens; sets :attr:`tried` and :attr:`agreed`."""
-        self.tried = min(len(tokens), len(self.guess))
-        agreed = 0
-        while agreed < self.tried and self.guess[agreed].token == tokens[agreed]:
-            agreed += 1
-        self.agreed = agreed
-        if agreed == len(tokens):
-            del self.guess[:agreed]
-        else:
-            self.guess.clear()
-            self.computed = min(self.computed, len(self.tokens) + agreed)
-        self.tokens.extend(tokens)
-
-    def replace(self, tokens: list[int]) -> None:
-        """Take ``tokens`` as all that is committed, keeping the KV of what they share with what was known."""
-        shared, known = 0, len(self.tokens)
-        while shared < min(len(tokens), known) and self.tokens[shared] == tokens[shared]:
-            shared += 1
-        if shared == known:
-            self.extend(tokens[known:])
-            return
-        self.tried = self.agreed = 0
-        self.guess.clear()
-        self.computed = min(self.computed, shared, len(tokens) - 1)
-        self.tokens = list(tokens)
-
-    def forget_guess(self) -> None:
-        """Drop what was guessed; the last committed token is computed again to guess anew."""
-        self.guess.clear()
-        self.computed = min(self.computed, len(self.tokens) - 1)
-
-
 class SessionStore:
-    """All sessions of a draft, one KV slot each, and the sequences it will not draft for."""
+    """Sessions by target and name, one KV slot each, their branches, and the sequences this draft will not draft for.
 
-    def __init__(self, slots: int, context: int, vocab_size: int, lease_s: float) -> None:
+    ``hint_vocab``: tokens of other sources are taken over below this id; 0 takes none.
+    """
+
+    def __init__(self, slots: int, context: int, vocab_size: int, lease_s: float, hint_vocab: int = 0) -> None:
         self.table = SlotTable(slots)
         self.context = context
         self.vocab_size = vocab_size
         self.lease_s = lease_s
         self.sessions: dict[Key, Session] = {}
         self.evicted = 0
+        self.preempted = 0
+        self.hinted = 0  # tokens taken over from other sources
+        self.read: dict[str, int] = {}  # by tenant with sessions: prompt tokens read for it in idle time
+        self._hint_vocab = hint_vocab
+        self._held: dict[str, int] = {}  # sessions by tenant
         # (reason, epoch, when): answers for sequences refused for good, so that they are not sent whole again and again
         self._refused: OrderedDict[Key, tuple[str, int, float]] = OrderedDict()
 
@@ -133,42 +72,141 @@ class SessionStore:
             held.replace(commit.tokens)
         else:
             held.extend(commit.tokens[len(held.tokens) - base :])
-        held.epoch, held.want, held.last_used = commit.epoch, min(commit.want, MAX_DRAFT_TOKENS), now
+        held.epoch, held.last_used = commit.epoch, now
+        self._wish(held, commit)
         return held, ""
+
+    def _wish(self, session: Session, commit: Commit) -> None:
+        """Take note of what the target wants, and of what it verifies meanwhile."""
+        session.want = min(commit.want, MAX_DRAFT_TOKENS)
+        session.ready = min(len(session.guess), session.want)
+        session.sent = session.verifying = 0
+        session.announced = commit.opens and not commit.want
+        if commit.verifying and self._hint_vocab:
+            room = min(MAX_DRAFT_TOKENS, self.context - len(session.tokens))
+            hints = []
+            for token in commit.verifying[:room]:
+                if not 0 <= token < self._hint_vocab:
+                    break
+                hints.append(token)
+            self.hinted += session.hint(hints)
+            session.sent = session.verifying = len(hints)
+        session.depth = session.want or session.depth or session.verifying
 
     def close(self, key: Key) -> None:
         """End a session; nothing happens when it is not held."""
         self._refused.pop(key, None)
         held = self.sessions.pop(key, None)
-        if held is not None:
-            held.live = False
-            self.table.give(held.slot)
+        if held is None:
+            return
+        held.live = False
+        self.table.give(held.slot)
+        self.give_lent(held)
+        if self._held[held.tenant] == 1:
+            del self._held[held.tenant], self.read[held.tenant]
+        else:
+            self._held[held.tenant] -= 1
 
     def disconnect(self, target: str) -> None:
         """End every session of a target."""
         for key in [key for key in (*self.sessions, *self._refused) if key[0] == target]:
             self.close(key)
 
-    def relocate(self, session: Session) -> None:
-        """Give a session the lowest free slot instead of its own, once its KV is there."""
+    # --- branches and their slots ---------------------------------------------------------------------------------
+
+    @property
+    def branch_slots(self) -> int:
+        """How many branches could start now."""
+        return self.table.free + sum(len(session.spares) for session in self.sessions.values())
+
+    def lend(self, session: Session) -> Spare | None:
+        """Take a slot for a branch of a session: the spare of its own that holds most, a free one, or another's spare."""
+        if session.spares:
+            best = max(session.spares, key=lambda spare: spare.valid)
+            session.spares.remove(best)
+            return best
+        slot = self.table.take()
+        if slot is not None:
+            return Spare(slot)
+        for other in self.sessions.values():
+            if other.spares:
+                return Spare(other.spares.pop().slot)
+        return None
+
+    def discard(self, branch: Branch) -> None:
+        """Give a branch up and free its slot."""
+        branch.session.retire(branch)
+        self.table.give(branch.session.spares.pop().slot)
+
+    def give_lent(self, session: Session) -> None:
+        """Free every slot of a session but its own."""
+        for branch in list(session.branches):
+            session.retire(branch)
+        for spare in session.spares:
+            self.table.give(spare.slot)
+        session.spares.clear()
+
+    def tidy(self, now: float, unused_s: float) -> None:
+        """Free what sessions hold besides their own slots when nobody advanced them for ``unused_s``."""
+        for session in self.sessions.values():
+            if now - session.last_used > unused_s and (session.branches or session.spares):
+                self.give_lent(session)
+
+    def hole(self) -> tuple[Line, int] | None:
+        """(line in the highest slot, lowest free slot) when moving the one there packs the slots better.
+
+        A spare in the highest slot is freed instead.
+        """
+        while (found := self.table.hole()) is not None:
+            source, target = found
+            for session in self.sessions.values():
+                if session.slot == source:
+                    return session, target
+                for branch in session.branches:
+                    if branch.slot == source:
+                        return branch, target
+                for spare in session.spares:
+                    if spare.slot == source:
+                        session.spares.remove(spare)
+                        self.table.give(source)
+                        break
+        return None
+
+    def relocate(self, line: Line) -> None:
+        """Give a line the lowest free slot instead of its own, once its KV is there."""
         slot = self.table.take()
         assert slot is not None
-        self.table.give(session.slot)
-        session.slot = slot
+        self.table.give(line.slot)
+        line.slot = slot
+
+    # --- tenants --------------------------------------------------------------------------------------------------
+
+    def served(self, tenant: str, tokens: int) -> None:
+        """Account for prompt tokens read in idle time."""
+        if tenant in self.read:
+            self.read[tenant] += tokens
 
     def check(self) -> None:
-        """Assert that sessions and slots belong to each other one to one and that every session is well formed."""
-        slots = [session.slot for session in self.sessions.values()]
+        """Assert that lines and slots belong to each other one to one and that every session is well formed."""
+        slots, tenants = [], dict.fromkeys(self._held, 0)
+        for key, session in self.sessions.items():
+            session.check()
+            assert session.key == key
+            assert key not in self._refused
+            assert session.total <= self.context, session
+            assert all(branch.total <= self.context for branch in session.branches)
+            slots.append(session.slot)
+            slots += [branch.slot for branch in session.branches]
+            slots += [spare.slot for spare in session.spares]
+            tenants[session.tenant] += 1
         assert len(set(slots)) == len(slots), slots
         assert set(slots) == self.table.taken, (slots, self.table.taken)
         assert self.table.free + len(slots) == self.table.slots
         assert len(self._refused) <= _MAX_REFUSED
-        for key, session in self.sessions.items():
-            assert session.key == key
-            assert session.live
-            assert key not in self._refused
-            assert 0 <= session.computed < session.total <= self.context, session
-            assert not session.guess or session.computed == session.total - 1, session
+        assert tenants == self._held, (tenants, self._held)
+        assert self.read.keys() == self._held.keys()
+
+    # --- opening --------------------------------------------------------------------------------------------------
 
     def _open(self, key: Key, commit: Commit, now: float) -> tuple[Session | None, str]:
         refused = self._refused.get(key)
@@ -179,12 +217,12 @@ class SessionStore:
             del self._refused[key]
         if not commit.opens:
             # Asking a full draft's targets for whole sequences would be asking them for nothing.
-            room = self.table.free or self._expired(now) is not None
+            room = self.table.free or self._lowest_lent() is not None or self._expired(now) is not None
             return None, UNKNOWN_SESSION if room else NO_SLOT
         reason = self._unusable(commit)
         if reason:
             return None, self._refuse(key, commit.epoch, reason, now)
-        slot = self._take(now)
+        slot = self._take(commit.tenant, now)
         if slot is None:
             return None, NO_SLOT
         session = Session(
@@ -194,9 +232,13 @@ class SessionStore:
             sampling=commit.sampling or GREEDY,
             tokens=list(commit.tokens),
             last_used=now,
-            want=min(commit.want, MAX_DRAFT_TOKENS),
+            tenant=commit.tenant,
         )
         self.sessions[key] = session
+        self._held[session.tenant] = self._held.get(session.tenant, 0) + 1
+        # a newcomer has been served as much as the least served: it goes first, but not for long
+        self.read.setdefault(session.tenant, min(self.read.values(), default=0))
+        self._wish(session, commit)
         return session, ""
 
     def _continues(self, held: Session, commit: Commit, base: int) -> bool:
@@ -217,16 +259,52 @@ class SessionStore:
             self._refused.popitem(last=False)
         return reason
 
-    def _take(self, now: float) -> int | None:
-        slot = self.table.take()
-        if slot is None:
+    def _take(self, tenant: str, now: float) -> int | None:
+        """The slot for a new session: the lowest that no session needs, so that sessions lie side by side."""
+        if not self.table.free and not self._free_lent():
             expired = self._expired(now)
-            if expired is None:
+            crowded = self._crowded(tenant) if expired is None else None
+            if expired is not None:
+                self.close(expired.key)
+                self.evicted += 1
+            elif crowded is not None:
+                self.close(crowded.key)
+                self.preempted += 1
+            else:
                 return None
-            self.close(expired.key)
-            self.evicted += 1
-            slot = self.table.take()
-        return slot
+        return self.table.take()
+
+    def _free_lent(self) -> bool:
+        """Free the lowest slot of a spare, or else of a branch; False when there is neither."""
+        lent = self._lowest_lent()
+        if isinstance(lent, Branch):
+            self.discard(lent)
+        elif lent is not None:
+            owner, spare = lent
+            owner.spares.remove(spare)
+            self.table.give(spare.slot)
+        return lent is not None
+
+    def _lowest_lent(self) -> Branch | tuple[Session, Spare] | None:
+        sessions = self.sessions.values()
+        spares = ((session, spare) for session in sessions for spare in session.spares)
+        lowest = min(spares, key=lambda entry: entry[1].slot, default=None)
+        if lowest is not None:
+            return lowest
+        branches = (branch for session in sessions for branch in session.branches)
+        return min(branches, key=lambda branch: branch.slot, default=None)
+
+    def _crowded(self, tenant: str) -> Session | None:
+        """The session to close for a tenant that holds less than its share: of who holds most, the longest unused.
+
+        Never where it would only turn the tables: then two tenants would close each other's sessions for ever.
+        """
+        held = self._held.get(tenant, 0)
+        active = len(self._held) + (tenant not in self._held)
+        most = max(self._held, key=self._held.__getitem__)
+        if held >= self.table.slots / active or self._held[most] <= held + 1:
+            return None
+        return min((s for s in self.sessions.values() if s.tenant == most), key=lambda session: session.last_used)
 
     def _expired(self, now: float) -> Session | None:
         """The session longest unused, if that is longer than its lease."""

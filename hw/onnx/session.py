@@ -186,9 +186,9 @@ class OnnxModel:
             self._run(low, high, idle)
         return [self._logits[slot, 0] for slot in slots]
 
-    def move(self, source: int, target: int, length: int) -> None:
-        """Make slot ``target`` hold what slot ``source`` holds in its first ``length`` positions."""
-        self.kv.move(source, target, length)
+    def move(self, source: int, target: int, length: int, start: int = 0) -> None:
+        """Make slot ``target`` hold what slot ``source`` holds at positions ``[start, length)``."""
+        self.kv.move(source, target, length, start)
 
     def _run(self, low: int, high: int, idle: list[int]) -> None:
         """Run slots ``[low, high)``. Idle ones among them compute a throw-away token over a past of nothing.

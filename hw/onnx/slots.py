@@ -67,9 +67,9 @@ class KVBuffer:
         self.array: npt.NDArray[np.floating] = np.frombuffer(self._memory, dtype=dtype).reshape(shape)
         self.nbytes = size
 
-    def move(self, source: int, target: int, length: int) -> None:
-        """Copy the first ``length`` positions of one slot over another's, all layers."""
-        self.array[:, target, :, :length] = self.array[:, source, :, :length]
+    def move(self, source: int, target: int, length: int, start: int = 0) -> None:
+        """Copy positions ``[start, length)`` of one slot over another's, all layers."""
+        self.array[:, target, :, start:length] = self.array[:, source, :, start:length]
 
     def first(self, slot: int) -> npt.NDArray[np.floating]:
         """A copy of position 0 of a slot, ``[2 * layers, kv_heads, head_dim]``."""

@@ -1,6 +1,6 @@
 """A tiny deterministic model for engine tests: its logits depend on every token of the sequence and on nothing else."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,7 @@ class FakeModel:
         self.clock = clock
         self.bad_token = self.nan_token = -1
         self.calls: list[tuple[str, int]] = []
+        self.history: Callable[[int], list[int]] | None = None  # tokens that a slot's line consists of
         self.kv = np.random.default_rng(0).integers(0, VOCAB, (slots, context))
 
     def _logits(self, slot: int, length: int) -> npt.NDArray[np.float32]:
@@ -53,6 +54,7 @@ class FakeModel:
         if self.bad_token in tokens:
             raise RuntimeError("bad token")
         self.kv[slot, start : start + len(tokens)] = tokens
+        self._check(slot, start + len(tokens))
         return self._logits(slot, start + len(tokens))
 
     def decode(
@@ -66,15 +68,52 @@ class FakeModel:
             raise RuntimeError("bad token")
         for slot, token, length in zip(slots, tokens, lengths, strict=True):
             self.kv[slot, length] = token
+            self._check(slot, length + 1)
         return [self._logits(slot, length + 1) for slot, length in zip(slots, lengths, strict=True)]
 
-    def move(self, source: int, target: int, length: int) -> None:
-        self.kv[target, :length] = self.kv[source, :length]
+    def move(self, source: int, target: int, length: int, start: int = 0) -> None:
+        assert 0 <= start < length <= self.context
+        self.calls.append(("move", length - start))
+        self.kv[target, start:length] = self.kv[source, start:length]
+
+    def _check(self, slot: int, length: int) -> None:
+        if self.history is not None:
+            expected = self.history(slot)[:length]
+            if self.kv[slot, :length].tolist() != expected:
+                raise WrongKV(f"slot {slot} holds {self.kv[slot, :length]}, not {expected}")
+
+
+class WrongKV(BaseException):
+    """A call would have computed over KV of other tokens. Not an Exception: the engine must not take it for a bad session."""
 
 
 def engine(model: FakeModel | None = None, **more: object) -> DraftEngine:
+    """An engine over a fake model that checks, at every call, that slots hold the tokens of the lines they belong to."""
+    model = model or FakeModel()
     arguments: dict[str, object] = {"paced": False, "top_k": 2, **more}
-    return DraftEngine(model or FakeModel(), **arguments)  # type: ignore[arg-type]
+    drafter = DraftEngine(model, **arguments)  # type: ignore[arg-type]
+    model.history = lambda slot: histories(drafter)[slot]
+    return drafter
+
+
+def histories(drafter: DraftEngine) -> dict[int, list[int]]:
+    """The tokens of every session and branch, by slot."""
+    sessions = drafter._store.sessions.values()
+    lines = [line for session in sessions for line in (session, *session.branches)]
+    return {line.slot: line.history() for line in lines}
+
+
+def check_kv(drafter: DraftEngine) -> None:
+    """Assert that slots hold what their lines computed, and spares what they claim to hold of the main line."""
+    model = drafter._model
+    assert isinstance(model, FakeModel)
+    for session in drafter._store.sessions.values():
+        main = session.history()
+        assert model.kv[session.slot, : session.computed].tolist() == main[: session.computed]
+        for branch in session.branches:
+            assert model.kv[branch.slot, : branch.computed].tolist() == branch.history()[: branch.computed]
+        for spare in session.spares:
+            assert model.kv[spare.slot, : spare.valid].tolist() == main[: spare.valid]
 
 
 def step(
@@ -85,17 +124,26 @@ def step(
     target: str = "t",
     number: int = 1,
     deadline_s: float = 10.0,
+    worth_s: float = 0.0,
 ) -> Drafts:
-    """One step, with the engine's bookkeeping checked after it."""
-    answer = drafter.step(Step(PROTOCOL_VERSION, target, number, deadline_s, list(commits), list(closed)))
+    """One step, with the engine's bookkeeping and its KV checked after it."""
+    answer = drafter.step(Step(PROTOCOL_VERSION, target, number, deadline_s, list(commits), list(closed), worth_s))
     drafter.check_integrity()
+    check_kv(drafter)
     return answer
 
 
 def opening(
-    session: str, tokens: list[int], want: int = 4, *, epoch: int = 0, sampling: Sampling | None = None
+    session: str,
+    tokens: list[int],
+    want: int = 4,
+    *,
+    epoch: int = 0,
+    sampling: Sampling | None = None,
+    tenant: str = "",
+    verifying: list[int] | None = None,
 ) -> Commit:
-    return Commit(session, epoch, len(tokens), list(tokens), want, sampling)
+    return Commit(session, epoch, len(tokens), list(tokens), want, sampling, tenant, verifying or [])
 
 
 def fresh_draft(tokens: list[int], want: int, sampling: Sampling | None, **more: object) -> list[int]:

@@ -1,0 +1,173 @@
+"""The draft's model calls: a token for each of several lines, several tokens of one, a copy of KV.
+
+Work on a line is always the same: compute its first token without KV. Behind the frontier that is catching up, at the frontier
+it tells the next guess; so lines that catch up, draft, and run ahead share batched single-token steps.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from deployments.draft.calibration import Calibration
+from deployments.draft.choose import BadLogits, Logits, choose
+from deployments.draft.lines import Branch, Line, Session
+from deployments.draft.model import StepModel
+from deployments.draft.schedule import Start
+from deployments.draft.sessions import SessionStore
+
+logger = logging.getLogger(__name__)
+
+LARGEST_CHUNK = 256  # scratch memory of a prefill grows with it, speed no more
+_SMALLEST_CHUNK = 8  # smaller ones read the weights once for too few tokens
+_COPY_S = 1e-5  # of one position's KV, before any was timed
+_ALPHA = 0.2
+
+
+class Runner:
+    """Computes lines of a store. A line that fails is dropped: a branch alone, a session with all it has.
+
+    ``slice_s``: longest call that reads a prompt between messages. ``counts`` is the engine's.
+    """
+
+    def __init__(
+        self,
+        model: StepModel,
+        store: SessionStore,
+        calibration: Calibration,
+        *,
+        vocab_size: int,
+        top_k: int,
+        slice_s: float,
+        clock: Callable[[], float],
+        counts: Counter[str],
+    ) -> None:
+        self.model = model
+        self.copy_s = _COPY_S  # seconds to copy the KV of one position
+        self._store = store
+        self._calibration = calibration
+        self._vocab_size = vocab_size
+        self._top_k = top_k
+        self._slice_s = slice_s
+        self._clock = clock
+        self.counts = counts
+        self._scratch = np.empty(vocab_size, np.float32)
+
+    def advance(self, lines: Iterable[Line], until: float = float("inf")) -> bool:
+        """Compute one more token of each line together; False when there are none or no time."""
+        rows = sorted(lines, key=lambda line: line.slot)
+        started = self._clock()
+        if not rows or started + self.model.costs.decode(len(rows)) > until:
+            return False
+        try:
+            self._decode(rows)
+            self.model.costs.saw_decode(len(rows), self._clock() - started)
+        except Exception:
+            for line in rows:  # find the one that fails: the others go on
+                if not line.live:
+                    continue
+                if len(rows) == 1:
+                    self._drop(line)
+                    continue
+                try:
+                    self._decode([line])
+                except Exception:
+                    self._drop(line)
+        return True
+
+    def read(self, session: Session, count: int) -> None:
+        """Compute the next ``count`` tokens of one session in one call."""
+        tokens = session.unread(count)
+        started = self._clock()
+        try:
+            logits = self.model.prefill(session.slot, tokens, session.computed)
+            self._computed(session, count, logits)
+        except Exception:
+            self._drop(session)
+            return
+        self.model.costs.saw_prefill(count, self._clock() - started)
+        self.counts["prefills"] += 1
+        self.counts["prefill_tokens"] += count
+
+    def read_slice(self, session: Session, budget_s: float = float("inf")) -> int:
+        """Read the next slice of a session's tokens in one call; how many: 0 when not even the smallest fits ``budget_s``."""
+        costs = self.model.costs
+        if costs.prefill(_SMALLEST_CHUNK) > budget_s:
+            return 0
+        fitting = costs.prefill_fitting(min(self._slice_s, budget_s))
+        # computing the last token of a session nobody wants drafts of would guess one
+        unread = session.pending if session.active else session.pending - 1
+        count = min(unread, max(_SMALLEST_CHUNK, min(fitting, LARGEST_CHUNK)))
+        self.read(session, count)
+        return count
+
+    def start(self, what: Start) -> Branch | None:
+        """Start a branch: a slot with the KV of the main line up to there. None when no slot is to be had."""
+        session = what.session
+        lent = self._store.lend(session)
+        if lent is None:
+            return None
+        self._copy(session.slot, lent.slot, what.start, min(lent.valid, what.start))
+        branch = Branch(session, what.start, what.token, what.rank, lent.slot, what.start)
+        session.branches.append(branch)
+        self.counts["branches_started"] += 1
+        return branch
+
+    def pack(self) -> None:
+        """Move the line in the highest slot into the lowest hole: rows between live slots cost like live ones."""
+        hole = self._store.hole()
+        if hole is None:
+            return
+        line, target = hole
+        self._copy(line.slot, target, line.computed, 0)
+        self._store.relocate(line)
+        self.counts["moves"] += 1
+
+    def _copy(self, source: int, target: int, length: int, start: int) -> None:
+        if length <= start:
+            return
+        started = self._clock()
+        self.model.move(source, target, length, start)
+        self.copy_s += _ALPHA * ((self._clock() - started) / (length - start) - self.copy_s)
+        self.counts["copied_positions"] += length - start
+
+    def _decode(self, rows: list[Line]) -> None:
+        logits = self.model.decode(
+            [line.slot for line in rows],
+            [line.next_token() for line in rows],
+            [line.computed for line in rows],
+        )
+        self.counts["decodes"] += 1
+        for line, row in zip(rows, logits, strict=True):
+            if line.live:  # not when its session was dropped for a row before
+                self._computed(line, 1, row)
+
+    def _computed(self, line: Line, count: int, logits: Logits) -> None:
+        """Record that ``count`` more tokens have KV; at the frontier ``logits`` tell the next guess."""
+        if line.pending == count:
+            sampling = line.sampling
+            try:
+                choice = choose(logits[: self._vocab_size], sampling, line.total, self._top_k, self._scratch)
+            except BadLogits:
+                self._drop(line)
+                return
+            choice.confidence = self._calibration.confidence(sampling.temperature <= 0.0, choice.margin)
+            line.guess.append(choice)
+            if isinstance(line, Branch):
+                self.counts["branch_tokens"] += 1
+        line.computed += count
+        if isinstance(line, Session):
+            line.moved = True
+
+    def _drop(self, line: Line) -> None:
+        if isinstance(line, Branch):
+            logger.debug("a branch of session %s failed", line.session.key, exc_info=True)
+            self.counts["branches_failed"] += 1
+            self._store.discard(line)
+            return
+        logger.exception("the draft failed on session %s", line.key)
+        self.counts["dropped"] += 1
+        self._store.close(line.key)
