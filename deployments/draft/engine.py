@@ -280,7 +280,7 @@ class DraftEngine:
                 reason = ERROR
             elif commit.want:
                 chosen = session.guess[: session.want]
-                session.sent = len(chosen)
+                session.sent = max(len(chosen), session.verifying)
                 # drafting did not pay, which says nothing about the next time; or there was no time to read what it follows
                 unpaid = self._worth_s > 0.0 and session.pending <= CATCH_UP
                 reason = "" if chosen or unpaid else DEADLINE

@@ -25,6 +25,7 @@ LARGEST_CHUNK = 256  # scratch memory of a prefill grows with it, speed no more
 _SMALLEST_CHUNK = 8  # smaller ones read the weights once for too few tokens
 _COPY_S = 1e-5  # of one position's KV, before any was timed
 _ALPHA = 0.2
+_LONG_COPY = 64  # positions; a shorter copy takes mostly the call, which tells little about a long one
 
 
 class Runner:
@@ -131,8 +132,10 @@ class Runner:
             return
         started = self._clock()
         self.model.move(source, target, length, start)
-        self.copy_s += _ALPHA * ((self._clock() - started) / (length - start) - self.copy_s)
-        self.counts["copied_positions"] += length - start
+        count = length - start
+        weight = _ALPHA * min(count / _LONG_COPY, 1.0)
+        self.copy_s += weight * ((self._clock() - started) / count - self.copy_s)
+        self.counts["copied_positions"] += count
 
     def _decode(self, rows: list[Line]) -> None:
         logits = self.model.decode(

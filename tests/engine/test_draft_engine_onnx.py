@@ -6,6 +6,7 @@ import pytest
 from deployments.chain.faults import FaultPolicy
 from deployments.chain.noise import log_exponential
 from deployments.chain.protocol import PROTOCOL_VERSION, Commit, Draft, Sampling, Step
+from deployments.draft.choose import choose
 from deployments.draft.engine import DraftEngine
 from hw.onnx.costs import StepCosts
 from hw.onnx.session import OnnxModel
@@ -86,6 +87,64 @@ def test_an_accepted_draft_is_continued_at_once(drafter: DraftEngine, prompts: l
     decodes = drafter.stats()["decodes"]
     draft = step(drafter, Commit("a", 0, len(prompts[0]) + 5, [*first, bonus], 4), deadline_s=1e-3)[0]
     assert len(draft.tokens) == 4
+    assert drafter.stats()["decodes"] == decodes
+
+
+@pytest.mark.parametrize("sampling", [None, Sampling(0.9, 11, 20, 0.95)])
+def test_branches_are_what_drafting_from_scratch_gives(
+    drafter: DraftEngine,
+    model: OnnxModel,
+    prompts: list[list[int]],  # noqa: F811
+    sampling: Sampling | None,
+) -> None:
+    """Round after round leaves the main line on a branch; the KV of every branch is that of computing its tokens anew."""
+    prompt = prompts[0]
+    known = list(prompt)
+    drafts = step(drafter, opening("a", prompt, 4, sampling))
+    taken = 0
+    for _ in range(4):
+        drafter.idle(60.0)
+        drafter.check_integrity()
+        session = drafter._store.sessions["t", "a"]
+        if not session.branches:
+            break
+        branch = max(session.branches, key=lambda branch: branch.start)
+        history, computed = branch.history(), branch.computed
+        kv = model.kv.array[:, branch.slot, :, :computed].copy()
+        new = history[len(known) : branch.start + 1]
+        decodes = drafter.stats()["decodes"]
+        known += new
+        drafts = step(drafter, Commit("a", 0, len(known), new, 4))
+        assert drafts[0].tokens == history[len(known) : len(known) + 4]
+        assert drafts[0].ready == 4
+        assert drafter.stats()["decodes"] == decodes
+        taken += 1
+    assert taken >= 2
+    drafter.disconnect("t")
+    # the same tokens again: the prompt in one call, the rest one by one
+    slot = 3
+    logits = model.prefill(slot, prompt, 0)
+    for position in range(len(prompt), computed):
+        logits = model.decode([slot], [history[position]], [position])[0]
+        if position >= len(known) - 1 and position + 1 < len(history):
+            assert choose(logits, sampling or Sampling(0.0, 0), position + 1, 0).token == history[position + 1]
+    np.testing.assert_allclose(model.kv.array[:, slot, :, :computed], kv, atol=2e-2)
+
+
+def test_hints_are_read_and_continued(
+    drafter: DraftEngine,
+    prompts: list[list[int]],  # noqa: F811
+) -> None:
+    step(drafter, opening("a", prompts[0], 4))
+    hints = prompts[1][:6]
+    assert step(drafter, Commit("a", 0, len(prompts[0]) + 1, [prompts[1][7]], 0, None, "", hints))[0].tokens == []
+    drafter.idle(60.0)
+    session = drafter._store.sessions["t", "a"]
+    expected = [choice.token for choice in session.guess[6:]]
+    decodes = drafter.stats()["decodes"]
+    draft = step(drafter, Commit("a", 0, len(prompts[0]) + 8, [*hints, expected[0]], 4))[0]
+    assert draft.tokens == expected[1:5]
+    assert draft.ready == 4
     assert drafter.stats()["decodes"] == decodes
 
 

@@ -46,3 +46,45 @@ def test_certainty_sums_to_at_most_one() -> None:
     choice = choose(logits, Sampling(0.0, 1), 0, 4)
     assert choice.token == 7
     assert choice.probs.astype(np.float32).sum() <= 1.0
+
+
+def kept_by_vllm(logits: np.ndarray, sampling: Sampling) -> set[int]:
+    """Top-k, then top-p over what it left: a token stays iff those strictly more likely hold less than top-p."""
+    scaled = logits.astype(np.float64) / sampling.temperature
+    order = np.argsort(-scaled, kind="stable")
+    if sampling.top_k:
+        order = order[scaled[order] >= scaled[order[min(sampling.top_k, len(order)) - 1]]]
+    mass = np.exp(scaled[order] - scaled[order[0]])
+    mass /= mass.sum()
+    return {int(token) for token, before in zip(order, np.cumsum(mass) - mass, strict=True) if before < sampling.top_p}
+
+
+@given(
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([0, 1, 2, 5, 32]),
+    st.sampled_from([0.05, 0.3, 0.9, 0.999, 1.0]),
+    st.floats(0.3, 2.0),
+    st.sampled_from([3, 40, 2000]),
+)
+def test_only_what_the_target_can_draw_races(seed: int, top_k: int, top_p: float, heat: float, size: int) -> None:
+    logits = (np.random.default_rng(seed).normal(size=size) * 3).astype(np.float32)
+    sampling = Sampling(heat, seed, top_k, top_p)
+    choice = choose(logits, sampling, 7, 0)
+    kept = kept_by_vllm(logits, sampling)
+    racing = [token for token in most_likely(logits, CANDIDATES).tolist() if token in kept]
+    scores = logits[racing] / np.float32(heat) - log_exponential(seed, 7, np.array(racing))
+    order = np.argsort(-scores, kind="stable")
+    assert choice.token == racing[order[0]]
+    assert list(choice.runners) == [racing[place] for place in order[1:4]]
+    if len(racing) > 1:
+        assert choice.margin == pytest.approx(float(scores[order[0]] - scores[order[1]]), abs=1e-3)
+    else:
+        assert choice.margin == float("inf")
+
+
+def test_greedy_runners_are_the_next_most_likely() -> None:
+    logits = np.array([0.0, 5.0, 3.0, 4.5, 1.0], np.float32)
+    choice = choose(logits, Sampling(0.0, 1), 0, 0)
+    assert (choice.token, choice.runners) == (1, (3, 2, 4))
+    assert choice.margin == pytest.approx(0.5)
+    assert choose(logits[:1], Sampling(0.0, 1), 0, 0).margin == float("inf")
