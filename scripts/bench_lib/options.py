@@ -11,7 +11,7 @@ from scripts.bench_lib import settings
 from scripts.bench_lib.cells import ENGINE_SYSTEMS, HTTP_SYSTEMS, System, chain_with_tokens, http_system
 from scripts.bench_lib.engine import ROOT
 from scripts.bench_lib.prompts import MEASURED_SETS, MIXED_SET
-from scripts.bench_lib.shipped import shipped_chain
+from scripts.bench_lib.shipped import shipped_chain, shipped_draft
 from scripts.bench_lib.transition import transition_system
 
 EPILOG = """\
@@ -166,10 +166,10 @@ def parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="DIR",
         default=ROOT / "models",
-        help="folder with target/ and draft-int4/ (default: models/; scripts/prepare_models fills it)",
+        help=f"folder with target/ and {shipped_draft()}/ (default: models/; scripts/prepare_models fills it)",
     )
     add("--target", type=Path, metavar="DIR", help="target checkpoint, instead of MODELS/target")
-    add("--draft", type=Path, metavar="DIR", help="draft model, instead of MODELS/draft-int4")
+    add("--draft", type=Path, metavar="DIR", help=f"draft model, instead of MODELS/{shipped_draft()}")
     add("--start-together", type=int, metavar="N", help="engines started at the same time (default: 1; quick: 2)")
     add("--out", type=Path, metavar="FILE", default=ROOT / "results" / "bench.json",
         help="JSON result; Markdown and charts are written beside it (default: results/bench.json)")  # fmt: skip
@@ -212,7 +212,7 @@ def read_options(argv: Sequence[str] | None = None) -> Options:
             mode=raw.mode,
             start_together=raw.start_together,
             target=raw.target or raw.models / "target",
-            draft=raw.draft or raw.models / "draft-int4",
+            draft=raw.draft or raw.models / shipped_draft(),
             out=raw.out,
             quick=raw.quick,
         )

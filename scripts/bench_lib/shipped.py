@@ -20,3 +20,8 @@ def shipped_chain() -> tuple[int, int]:
     chain = args.get("chain") or {}
     tokens = args["drafts"][0].get("tokens", 1) if args["drafts"] else 1
     return int(tokens), int(chain.get("max_batch") or 0)
+
+
+def shipped_draft() -> str:
+    """Name of the folder of the first draft's model."""
+    return Path(base_config()["applications"][0]["args"]["drafts"][0]["model"]).name

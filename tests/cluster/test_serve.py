@@ -56,7 +56,7 @@ class TestChat:
         assert text == answer["choices"][0]["message"]["content"]
         assert summary["tokens"] == answer["usage"]["completion_tokens"]
         assert summary["accepted"] > 0
-        assert summary["sources"][0].startswith("int4#")
+        assert summary["sources"][0].startswith("int8#")
 
     def test_no_trace_unless_asked(self, app: App) -> None:
         assert "chain" not in app.chat()

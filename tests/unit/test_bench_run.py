@@ -19,7 +19,7 @@ from scripts.bench_lib.options import read_options
 from scripts.bench_lib.prompts import Prompt
 from scripts.bench_lib.served import ServedBackend, served_config
 from scripts.bench_lib.session import Session, unmeasured_text
-from scripts.bench_lib.shipped import base_config, shipped_chain
+from scripts.bench_lib.shipped import base_config, shipped_chain, shipped_draft
 from scripts.bench_lib.statistics import RequestFigures, Sample
 
 CORES = settings.Cores.split({0, 1})
@@ -145,7 +145,7 @@ def test_environment_binds_threads_and_keeps_a_given_preload():
 
 @pytest.fixture
 def models(tmp_path):
-    for path in ("target/config.json", "draft-int4/model.onnx"):
+    for path in ("target/config.json", f"{shipped_draft()}/model.onnx"):
         (tmp_path / path).parent.mkdir()
         (tmp_path / path).write_text("{}")
     return str(tmp_path)
