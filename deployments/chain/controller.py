@@ -20,10 +20,12 @@ from deployments.chain.step_times import StepTimes
 ALONE, SHARED = "alone", "shared"  # lanes: all cores for the target, or a core lent to a draft
 
 _ALPHA = 1 / 16  # of a step, in averages over steps
+_LOCAL_ALPHA = 1 / 8  # texts that repeat begin and end within a few steps
 _LEARN_STEPS = 12  # steps by which drafting by models is judged
 _MARGIN = 1.01  # by how much doing without must be better
 _EARLY_STEPS, _EARLY_MARGIN = 3, 1.25  # where it is clearly worse, fewer do
 _RESUME_MARGIN = 1.08  # by how much they must have been better than doing without is now, to be asked again
+_LOCAL_NOW = 1.2  # by how much a draft at hand must beat what models bring on average, to have the core for one step
 _PATIENCE = 64  # steps a try may go on without an answer to judge it by
 _PROBE_SHARE = 0.01  # of the time may go into trying the way that was worse
 _PROBE_LEAST_S = 0.2  # what a try is taken to cost at least
@@ -79,22 +81,34 @@ class StepDone:
     seconds: float
     wait_s: float  # what the engine waited for drafts before it
     committed: int
-    asked: bool  # a model was asked for it, and answered or was waited for
+    mixed: bool  # models took part as far as the controller let them
+    reading: bool  # but one was still reading a sequence
+    local: bool  # sources that cost no waiting were allowed
     local_length: int  # what sources that cost no waiting would have had verified, had they been the only ones
     local_expected: float  # and the tokens that was expected to bring
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Whether models are asked in one step. ``mixed``: they are at this size of batch, in general."""
+
+    ask: bool
+    mixed: bool
+    reason: str
 
 
 class _Average:
     """Ratio of two decayed sums."""
 
-    __slots__ = ("_time", "_tokens", "steps")
+    __slots__ = ("_alpha", "_time", "_tokens", "steps")
 
-    def __init__(self) -> None:
+    def __init__(self, alpha: float = _ALPHA) -> None:
+        self._alpha = alpha
         self._tokens = self._time = 0.0
         self.steps = 0
 
     def add(self, tokens: float, time: float) -> None:
-        alpha = max(_ALPHA, 1.0 / (self.steps + 1))
+        alpha = max(self._alpha, 1.0 / (self.steps + 1))
         self._tokens += alpha * (tokens - self._tokens)
         self._time += alpha * (time - self._time)
         self.steps += 1
@@ -108,7 +122,7 @@ class _Regime:
     """One size of batch: how the two ways to run compare, and when the worse one is tried again."""
 
     def __init__(self) -> None:
-        self.local, self.model = _Average(), _Average()
+        self.local, self.model = _Average(_LOCAL_ALPHA), _Average()
         self.asking = True
         self.steps = 0  # since models are asked again
         self.began = 0.0
@@ -165,11 +179,13 @@ class Controller:
         self._base_steps += self.lane == ALONE
         regime = self._regime(step.sequences)
         plain = self.times.predict(ALONE, step.sequences)
-        if step.asked:
-            regime.model.add(step.committed / step.sequences, (step.seconds + step.wait_s) / plain)
-            alone = self.times.predict(ALONE, step.sequences + step.local_length)
-            regime.local.add(1.0 + step.local_expected / step.sequences, alone / plain)
-        elif self.lane == ALONE:
+        if step.mixed:
+            if not step.reading:
+                regime.model.add(step.committed / step.sequences, (step.seconds + step.wait_s) / plain)
+            if step.local:
+                alone = self.times.predict(ALONE, step.sequences + step.local_length)
+                regime.local.add(1.0 + step.local_expected / step.sequences, alone / plain)
+        elif step.local and self.lane == ALONE:
             regime.local.add(step.committed / step.sequences, step.seconds / plain)
 
     # --- decisions ------------------------------------------------------------------------------------------------
@@ -188,17 +204,17 @@ class Controller:
             return Offer(len(confidence), float(len(confidence)))
         return Offer(length, expected)
 
-    def asks(self, wishes: Sequence[Wish], now: float) -> tuple[bool, str]:
+    def asks(self, wishes: Sequence[Wish], now: float) -> Decision:
         """Whether models are asked in the coming step, and why (not)."""
         if not any(wish.model is not None for wish in wishes):
-            return False, "no_source"
+            return Decision(False, False, "no_source")
         if self._lends and self._base_steps < _BASE_STEPS:
-            return False, "measuring"
+            return Decision(False, False, "measuring")
         regime = self._regime(len(wishes))
         if not regime.asking:
             # the other way may have become worse than models were (a text that no longer repeats): compare again
             if now < regime.try_at and regime.model.value < _RESUME_MARGIN * regime.local.value:
-                return False, "slower"
+                return Decision(False, False, "slower")
             self._try(regime, now)
         regime.steps += 1
         seen = regime.model.steps
@@ -207,8 +223,21 @@ class Controller:
             not seen and regime.steps > _PATIENCE
         ):
             self._stop(regime, now)
-            return False, "slower"
-        return True, "faster"
+            return Decision(False, False, "slower")
+        if self._lends and self._better_now(regime, wishes):
+            return Decision(False, True, "local_better")
+        return Decision(True, True, "faster")
+
+    def _better_now(self, regime: _Regime, wishes: Sequence[Wish]) -> bool:
+        """Whether the drafts at hand, verified with all cores, bring more in this step than models do on average."""
+        batch = len(wishes)
+        length = sum(wish.local.length for wish in wishes)
+        if not length:
+            return False
+        expected = sum(wish.local.expected for wish in wishes)
+        relative = self.times.predict(ALONE, batch + length) / (self.times.predict(ALONE, batch) or 1.0)
+        usual = regime.model.value if regime.model.steps else 1.0 + _START_GAIN
+        return (1.0 + expected / batch) / relative > _LOCAL_NOW * usual
 
     def announces(self, sequences: int) -> bool:
         """Whether prompts of new requests should go to the models at once, with so many sequences then running."""
@@ -264,8 +293,9 @@ class Unconditional(Controller):
     def offer(self, view: View, confidence: Sequence[float], tokens: int) -> Offer:
         return Offer(len(confidence), float(len(confidence)))
 
-    def asks(self, wishes: Sequence[Wish], now: float) -> tuple[bool, str]:
-        return any(wish.model is not None for wish in wishes), "no_source"
+    def asks(self, wishes: Sequence[Wish], now: float) -> Decision:
+        any_model = any(wish.model is not None for wish in wishes)
+        return Decision(any_model, any_model, "no_source")
 
     def announces(self, sequences: int) -> bool:
         return True

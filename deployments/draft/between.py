@@ -114,6 +114,4 @@ def _has_unread(session: Session) -> bool:
     if session.active:
         return session.behind > 2
     # The target may need this core for a sequence it wants no drafts of, except when it is about to want some.
-    if session.announced:
-        return session.pending > 1
-    return session.depth > 0 and session.pending > CATCH_UP
+    return session.announced and session.pending > 1

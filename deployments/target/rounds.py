@@ -57,7 +57,8 @@ class DraftRounds:
         self._done: OrderedDict[str, tuple[float, Trace]] = OrderedDict()
         self._left_at: float | None = None
         self._waited_s = 0.0
-        self._judged = False  # a model was asked for the step under way, and did not only say that it still reads
+        self._mixed = False  # in the step under way models take part
+        self._reading = False  # and one was still reading
         self._local = (0, 0.0)  # tokens and expectation of the offers that cost no waiting
         self._pure = True
 
@@ -169,7 +170,7 @@ class DraftRounds:
             sequence.wait_ms = waited * 1e3 if sequence.asked else 0.0
             if best is not None:
                 result[item.request] = best.tokens[: best.offer.length]
-        self._judged = any(self._sequences[item.request].asked for item in running)
+        self._reading = any(self._sequences[item.request].behind for item in running)
         self._waited_s = waited
         self._left_at = self._clock()
         overhead_s = self._left_at - entered - work_s
@@ -200,7 +201,9 @@ class DraftRounds:
                     seconds=seconds,
                     wait_s=self._waited_s,
                     committed=sum(len(item.new) for item in running),
-                    asked=self._judged,
+                    mixed=self._mixed,
+                    reading=self._reading,
+                    local=any(self._sequences[item.request].allows(s.name) for item in running for s in self._sources),
                     local_length=self._local[0],
                     local_expected=self._local[1],
                 )
@@ -269,15 +272,16 @@ class DraftRounds:
         self._local = (sum(offer.length for offer in offers), sum(offer.expected for offer in offers))
         usable = self._peers.usable(now)
         wishes = [self._wish(item, local[item.request], usable) for item in running]
-        asking, why = self.controller.asks(wishes, now)
+        decision = self.controller.asks(wishes, now)
+        self._mixed = decision.mixed
         commits: dict[str, list[Commit]] = {}
         for item, wish in zip(running, wishes, strict=True):
             sequence = self._sequences[item.request]
             if wish.model is None:
                 self._pause(item, sequence, commits)
                 continue
-            if not asking:
-                self._miss(sequence, why)
+            if not decision.ask:
+                self._miss(sequence, decision.reason)
                 self._pause(item, sequence, commits)
                 continue
             worth_it, reason = self.controller.wants_model(wish)
