@@ -20,11 +20,11 @@ from deployments.chain.step_times import StepTimes
 ALONE, SHARED = "alone", "shared"  # lanes: all cores for the target, or a core lent to a draft
 
 _ALPHA = 1 / 16  # of a step, in averages over steps
-_LOCAL_ALPHA = 1 / 8  # texts that repeat begin and end within a few steps
 _LEARN_STEPS = 12  # steps by which drafting by models is judged
 _MARGIN = 1.01  # by how much doing without must be better
-_EARLY_STEPS, _EARLY_MARGIN = 3, 1.25  # where it is clearly worse, fewer do
-_RESUME_MARGIN = 1.08  # by how much they must have been better than doing without is now, to be asked again
+_EARLY_STEPS, _EARLY_MARGIN = 5, 1.25  # where it is clearly worse, fewer do
+_START_STEPS = 2  # of a try that say nothing yet: the draft has only begun to work ahead
+_RESUME_MARGIN = 1.15  # by how much they must have been better than doing without is now, to be asked again
 _LOCAL_NOW = 1.2  # by how much a draft at hand must beat what models bring on average, to have the core for one step
 _PATIENCE = 64  # steps a try may go on without an answer to judge it by
 _PROBE_SHARE = 0.01  # of the time may go into trying the way that was worse
@@ -100,15 +100,14 @@ class Decision:
 class _Average:
     """Ratio of two decayed sums."""
 
-    __slots__ = ("_alpha", "_time", "_tokens", "steps")
+    __slots__ = ("_time", "_tokens", "steps")
 
-    def __init__(self, alpha: float = _ALPHA) -> None:
-        self._alpha = alpha
+    def __init__(self) -> None:
         self._tokens = self._time = 0.0
         self.steps = 0
 
     def add(self, tokens: float, time: float) -> None:
-        alpha = max(self._alpha, 1.0 / (self.steps + 1))
+        alpha = max(_ALPHA, 1.0 / (self.steps + 1))
         self._tokens += alpha * (tokens - self._tokens)
         self._time += alpha * (time - self._time)
         self.steps += 1
@@ -122,7 +121,7 @@ class _Regime:
     """One size of batch: how the two ways to run compare, and when the worse one is tried again."""
 
     def __init__(self) -> None:
-        self.local, self.model = _Average(_LOCAL_ALPHA), _Average()
+        self.local, self.model = _Average(), _Average()
         self.asking = True
         self.steps = 0  # since models are asked again
         self.began = 0.0
@@ -180,7 +179,7 @@ class Controller:
         regime = self._regime(step.sequences)
         plain = self.times.predict(ALONE, step.sequences)
         if step.mixed:
-            if not step.reading:
+            if not step.reading and regime.steps > _START_STEPS:
                 regime.model.add(step.committed / step.sequences, (step.seconds + step.wait_s) / plain)
             if step.local:
                 alone = self.times.predict(ALONE, step.sequences + step.local_length)

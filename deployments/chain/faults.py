@@ -14,7 +14,7 @@ class FaultPolicy:
     draft_deadline_s: float = 0.25  # longest a step waits for drafts; the cost of a hung draft before the circuit opens
     draft_deadline_min_s: float = 0.005  # a round never gets less, however short the target's step is
     answer_slack_s: float = 0.003  # beyond the deadline the draft works to: transport and scheduling of the answer
-    reading_rest_steps: int = 8  # most steps a draft that still reads a prompt is left alone between two questions
+    reading_rest_s: float = 2.0  # longest a draft that still reads a prompt is left alone between two questions
     circuit_failures: int = 3  # missed deadlines in a row after which a draft is no longer asked
     circuit_pause_s: float = 0.5  # first pause of an open circuit; doubles with each failed probe
     circuit_pause_max_s: float = 10.0  # so that a draft that comes back is used again within seconds

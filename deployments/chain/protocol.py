@@ -77,6 +77,7 @@ class Draft(msgspec.Struct, frozen=True, array_like=True):
     base: int
     tokens: list[int]
     reason: str = ""
+    eta_s: float = 0.0  # with ``DEADLINE``: when the draft expects to have read what it must read first
     ready: int = 0  # how many of ``tokens`` were waiting when the commit came (drafted while the target verified)
     accept: bytes = b""  # little-endian float16 [len(tokens)]; see :meth:`confidence`. Empty: the source does not know
     top_k: int = 0

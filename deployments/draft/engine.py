@@ -287,7 +287,8 @@ class DraftEngine:
         if reason:
             self._counts[reason] += 1
         if session is None or not chosen:
-            return Draft(commit.session, commit.epoch, commit.length, [], reason)
+            eta_s = self._unread_s() if reason == DEADLINE else 0.0
+            return Draft(commit.session, commit.epoch, commit.length, [], reason, eta_s)
         ready = min(session.ready, len(chosen))
         self._counts["tokens"] += len(chosen)
         self._counts["ready_tokens"] += ready
@@ -297,7 +298,13 @@ class DraftEngine:
         if self.top_k:
             ids = np.concatenate([self._ids(choice) for choice in chosen]).astype("<i4").tobytes()
             probs = np.concatenate([self._probs(choice) for choice in chosen]).astype("<f2").tobytes()
-        return Draft(commit.session, commit.epoch, commit.length, tokens, "", ready, accept, self.top_k, ids, probs)
+        return Draft(
+            commit.session, commit.epoch, commit.length, tokens, "", 0.0, ready, accept, self.top_k, ids, probs
+        )
+
+    def _unread_s(self) -> float:
+        """Seconds to read what all sessions still have to read."""
+        return sum(self._model.costs.prefill(s.pending) for s in self._store.sessions.values() if s.pending > CATCH_UP)
 
     def _ids(self, choice: Choice) -> npt.NDArray[np.int32]:
         # another source's token has no probabilities here: all of the mass is in the tail

@@ -93,12 +93,12 @@ class Runner:
         self.counts["prefills"] += 1
         self.counts["prefill_tokens"] += count
 
-    def read_slice(self, session: Session, budget_s: float = float("inf")) -> int:
+    def read_slice(self, session: Session, budget_s: float = float("inf"), slice_s: float | None = None) -> int:
         """Read the next slice of a session's tokens in one call; how many: 0 when not even the smallest fits ``budget_s``."""
         costs = self.model.costs
         if costs.prefill(_SMALLEST_CHUNK) > budget_s:
             return 0
-        fitting = costs.prefill_fitting(min(self._slice_s, budget_s))
+        fitting = costs.prefill_fitting(min(slice_s or self._slice_s, budget_s))
         # computing the last token of a session nobody wants drafts of would guess one
         unread = session.pending if session.active else session.pending - 1
         count = min(unread, max(_SMALLEST_CHUNK, min(fitting, LARGEST_CHUNK)))

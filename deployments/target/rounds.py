@@ -292,8 +292,7 @@ class DraftRounds:
                     self._commit(item, sequence, commits, 0, candidate.tokens[: candidate.offer.length])
                 else:
                     self._pause(item, sequence, commits)
-            elif sequence.rest:
-                sequence.rest -= 1
+            elif now < sequence.rest_until:
                 self._miss(sequence, "draft_reading")
             elif self._commit(item, sequence, commits, min(item.want, item.ask), []):
                 sequence.asked = draft_of(sequence.draft)
@@ -402,7 +401,7 @@ class DraftRounds:
         elif draft.epoch != commit.epoch or draft.base != commit.length:
             self._miss(sequence, "stale_draft")
         elif not draft.tokens:
-            self._empty(sequence, draft.reason or "empty")
+            self._empty(sequence, draft)
         elif len(draft.tokens) > commit.want or not all(0 <= t < self._vocab_size for t in draft.tokens):
             self._miss(sequence, "bad_draft")
         else:
@@ -426,15 +425,17 @@ class DraftRounds:
             self._miss(sequence, "not_worth_verifying")
         return None
 
-    def _empty(self, sequence: Sequence, reason: str) -> None:
-        if reason == UNKNOWN_SESSION:
+    def _empty(self, sequence: Sequence, draft: Draft) -> None:
+        if draft.reason == UNKNOWN_SESSION:
             sequence.epoch, sequence.sent = sequence.epoch + 1, 0
-        elif reason == DEADLINE:
+        elif draft.reason == DEADLINE:
             # It reads in the time between messages, and each message interrupts it.
+            step_s = self.controller.times.predict(self.controller.lane, 1)
+            rest_s = max(draft.eta_s, step_s * (1 << min(sequence.behind, 8)))
+            sequence.rest_until = self._clock() + min(rest_s, self.faults.reading_rest_s)
             sequence.behind += 1
-            sequence.rest = min(1 << (sequence.behind - 1), self.faults.reading_rest_steps)
             sequence.asked = ""  # says nothing about how good its drafts are
-        self._miss(sequence, reason)
+        self._miss(sequence, draft.reason or "empty")
 
     @staticmethod
     def _best(local: Candidate | None, model: Candidate | None) -> Candidate | None:

@@ -50,7 +50,7 @@ class Sequence:
     sent: int = 0  # committed tokens the draft has been told of; 0: not open there
     active: bool = False  # the draft was last told to work on it
     behind: int = 0  # answers in a row that the draft was still reading the sequence
-    rest: int = 0  # steps until it is asked again
+    rest_until: float = float("-inf")  # when it is asked again
     # --- being verified ---
     base: int = 0
     pending: Candidate | None = None

@@ -332,7 +332,7 @@ def test_idle_keeps_to_its_budget() -> None:
     step(drafter, [opening("a", [1] * 300, 2)])  # type: ignore[arg-type]
     before = clock.now
     assert drafter.idle(0.1)  # type: ignore[attr-defined]
-    assert clock.now - before <= 0.13
+    assert clock.now - before <= 0.1 + 0.25  # and the call that was under way
 
 
 def test_pace_leaves_short_gaps_alone() -> None:

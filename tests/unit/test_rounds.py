@@ -164,24 +164,27 @@ def test_announced_prompts_are_read_before_the_first_round() -> None:
     assert rounds.stats().get("dropped:late", 0) == 0
 
 
-def test_a_draft_that_still_reads_is_left_alone_for_longer_and_longer() -> None:
+def test_a_draft_that_still_reads_is_left_alone_until_it_expects_to_be_ready() -> None:
     class Reading(FakeDrafter):
         def step(self, step: Step) -> Drafts:
             super().step(step)
-            none = [Draft(c.session, c.epoch, c.length, [], DEADLINE) for c in step.commits]
-            return Drafts(PROTOCOL_VERSION, "reading", step.number, none if self.steps < 5 else [])
+            none = [Draft(c.session, c.epoch, c.length, [], DEADLINE, eta_s=0.95) for c in step.commits]
+            return Drafts(PROTOCOL_VERSION, "reading", step.number, none)
 
+    now = 0.0
     drafter = Reading(replay([TRUTH]))
-    rounds, _ = make(drafter)
+    rounds = DraftRounds("t", VOCAB, FAULTS, Unconditional(), clock=lambda: now)
+    rounds.set_channels({"a": InProcessChannel(drafter)})
     target = Target(rounds, {"r": 5})
     asked = []
-    for _ in range(24):
+    for index in range(30):
         before = drafter.steps
         target.step()
-        asked.append(drafter.steps - before)
-    gaps = [index for index, value in enumerate(asked) if value]
-    assert gaps[:4] == [0, 2, 5, 10]
-    assert rounds.reasons["draft_reading"] >= 7
+        if drafter.steps > before:
+            asked.append(index)
+        now += 0.1
+    assert asked == [0, 10, 20]
+    assert rounds.reasons["draft_reading"] == 27
 
 
 def test_without_any_draft_every_step_is_plain() -> None:
