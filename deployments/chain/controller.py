@@ -20,13 +20,13 @@ from deployments.chain.step_times import StepTimes
 ALONE, SHARED = "alone", "shared"  # lanes: all cores for the target, or a core lent to a draft
 
 _ALPHA = 1 / 16  # of a step, in averages over steps
-_LEARN_STEPS = 12  # steps by which drafting by models is judged
+_LEARN_STEPS = 12  # steps with drafts by which drafting by models is judged
 _MARGIN = 1.01  # by how much doing without must be better
 _EARLY_STEPS, _EARLY_MARGIN = 5, 1.25  # where it is clearly worse, fewer do
-_START_STEPS = 2  # of a try that say nothing yet: the draft has only begun to work ahead
+_SAFETY = 1.2  # by how much a drafted token must be worth more than its verification is expected to cost
 _RESUME_MARGIN = 1.15  # by how much they must have been better than doing without is now, to be asked again
 _LOCAL_NOW = 1.2  # by how much a draft at hand must beat what models bring on average, to have the core for one step
-_PATIENCE = 64  # steps a try may go on without an answer to judge it by
+_PATIENCE = 32  # steps after which it is judged although drafts still read: reading costs, too
 _PROBE_SHARE = 0.01  # of the time may go into trying the way that was worse
 _PROBE_LEAST_S = 0.2  # what a try is taken to cost at least
 _FORGET_S = 600.0  # after so long without a try, one is due whatever it costs
@@ -122,6 +122,7 @@ class _Regime:
 
     def __init__(self) -> None:
         self.local, self.model = _Average(), _Average()
+        self.drafting = _Average()  # as ``model``, without the steps in which a draft was still reading
         self.asking = True
         self.steps = 0  # since models are asked again
         self.began = 0.0
@@ -179,8 +180,10 @@ class Controller:
         regime = self._regime(step.sequences)
         plain = self.times.predict(ALONE, step.sequences)
         if step.mixed:
-            if not step.reading and regime.steps > _START_STEPS:
-                regime.model.add(step.committed / step.sequences, (step.seconds + step.wait_s) / plain)
+            brought = step.committed / step.sequences, (step.seconds + step.wait_s) / plain
+            regime.model.add(*brought)
+            if not step.reading:
+                regime.drafting.add(*brought)
             if step.local:
                 alone = self.times.predict(ALONE, step.sequences + step.local_length)
                 regime.local.add(1.0 + step.local_expected / step.sequences, alone / plain)
@@ -195,7 +198,7 @@ class Controller:
         cost = self.times.slope(self.lane, tokens)
         expected, length = 0.0, 0
         for probability in path(view.record.rates, view.trust, confidence):
-            if probability * worth < cost:
+            if probability * worth < _SAFETY * cost:
                 break
             expected += probability
             length += 1
@@ -216,16 +219,18 @@ class Controller:
                 return Decision(False, False, "slower")
             self._try(regime, now)
         regime.steps += 1
-        seen = regime.model.steps
-        margin = _MARGIN if seen >= _LEARN_STEPS else _EARLY_MARGIN
-        if (seen >= _EARLY_STEPS and regime.model.value * margin < regime.local.value) or (
-            not seen and regime.steps > _PATIENCE
-        ):
+        if self._slower(regime):
             self._stop(regime, now)
             return Decision(False, False, "slower")
         if self._lends and self._better_now(regime, wishes):
             return Decision(False, True, "local_better")
         return Decision(True, True, "faster")
+
+    def _slower(self, regime: _Regime) -> bool:
+        local, drafts = regime.local.value, regime.drafting
+        if drafts.steps >= _LEARN_STEPS or regime.steps > _PATIENCE:
+            return regime.model.value * _MARGIN < local
+        return drafts.steps >= _EARLY_STEPS and drafts.value * _EARLY_MARGIN < local
 
     def _better_now(self, regime: _Regime, wishes: Sequence[Wish]) -> bool:
         """Whether the drafts at hand, verified with all cores, bring more in this step than models do on average."""
@@ -235,7 +240,7 @@ class Controller:
             return False
         expected = sum(wish.local.expected for wish in wishes)
         relative = self.times.predict(ALONE, batch + length) / (self.times.predict(ALONE, batch) or 1.0)
-        usual = regime.model.value if regime.model.steps else 1.0 + _START_GAIN
+        usual = regime.drafting.value if regime.drafting.steps else 1.0 + _START_GAIN
         return (1.0 + expected / batch) / relative > _LOCAL_NOW * usual
 
     def announces(self, sequences: int) -> bool:
@@ -255,7 +260,7 @@ class Controller:
     def _try(self, regime: _Regime, now: float) -> None:
         self.counts["try"] += 1
         regime.asking, regime.began, regime.steps = True, now, 0
-        regime.model = _Average()
+        regime.model, regime.drafting = _Average(), _Average()
 
     def _stop(self, regime: _Regime, now: float) -> None:
         self.counts["stop"] += 1
