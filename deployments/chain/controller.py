@@ -32,6 +32,8 @@ _PROBE_LEAST_S = 0.2  # what a try is taken to cost at least
 _FORGET_S = 600.0  # after so long without a try, one is due whatever it costs
 _START_GAIN = 1.5  # accepted tokens expected of a model draft nobody has seen yet
 _BASE_STEPS = 4  # steps measured with all cores before a core is lent for the first time
+_CLOSE = 1.3  # a speedup below it is a close thing
+_CONTROL_CLOSE, _CONTROL = 16, 64  # steps with drafts after which one is done without, where it is close and elsewhere
 _GAIN_ALPHA = 0.08
 _LEAST_TRUST = 0.25  # below it a sequence asks no model; trust recovers slowly, so it will again
 
@@ -123,6 +125,7 @@ class _Regime:
     def __init__(self) -> None:
         self.local, self.model = _Average(), _Average()
         self.drafting = _Average()  # as ``model``, without the steps in which a draft was still reading
+        self.unplain = 0  # steps since one without drafts
         self.asking = True
         self.steps = 0  # since models are asked again
         self.began = 0.0
@@ -174,10 +177,12 @@ class Controller:
 
     def stepped(self, step: "StepDone") -> None:
         """An engine step ended that did nothing but decode."""
-        self.times.observe(self.lane, step.tokens, step.seconds)
+        was_plain = step.tokens == step.sequences
+        self.times.observe(self.lane, step.tokens, step.seconds, was_plain)
         self._tokens_per_s.add(step.committed, step.seconds + step.wait_s)
         self._base_steps += self.lane == ALONE
         regime = self._regime(step.sequences)
+        regime.unplain = 0 if was_plain else regime.unplain + 1
         plain = self.times.predict(ALONE, step.sequences)
         if step.mixed:
             brought = step.committed / step.sequences, (step.seconds + step.wait_s) / plain
@@ -205,6 +210,12 @@ class Controller:
         if worth == 0.0:  # nothing measured yet
             return Offer(len(confidence), float(len(confidence)))
         return Offer(length, expected)
+
+    def measures(self, sequences: int) -> bool:
+        """Whether the coming step should be plain although there are drafts: to know what drafting is compared with."""
+        regime = self._regime(sequences)
+        often = regime.local.value < _CLOSE
+        return not regime.asking and regime.unplain >= (_CONTROL_CLOSE if often else _CONTROL)
 
     def asks(self, wishes: Sequence[Wish], now: float) -> Decision:
         """Whether models are asked in the coming step, and why (not)."""
@@ -303,6 +314,9 @@ class Unconditional(Controller):
 
     def announces(self, sequences: int) -> bool:
         return True
+
+    def measures(self, sequences: int) -> bool:
+        return False
 
     def wants_model(self, wish: Wish) -> tuple[bool, str]:
         return (False, "local_better") if wish.local.length else (wish.model is not None, "no_source")

@@ -2,15 +2,15 @@
 
 A *lane* is a way the engine can run (all cores to itself, or a core lent to a draft). Values are kept relative to a common
 scale that follows the machine's speed of the moment, so that a lane or size not seen for a while does not go stale when
-everything becomes slower.
+everything becomes slower. Only plain steps move the scale: if others did, what verifying costs would hide in it.
 """
 
 import itertools
 from bisect import bisect_left
 
 _SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024)
-_SCALE_ALPHA = 0.15
-_VALUE_ALPHA = 0.05  # once a size has been seen _TRUSTED times
+_SCALE_ALPHA = 0.2
+_PLAIN_ALPHA, _VALUE_ALPHA = 0.02, 0.1  # of a size's value once it has been seen _TRUSTED times: plain steps, others
 _TRUSTED = 8
 _OUTLIER = 4.0  # a step so many times longer than expected is a stall of the machine, no property of its size
 _FIRST_OUTLIER = 1.5  # the first of its size has nothing to be compared with but the others
@@ -37,8 +37,8 @@ class StepTimes:
     def sees(self, lane: str) -> bool:
         return lane in self._lanes
 
-    def observe(self, lane: str, tokens: int, seconds: float) -> None:
-        """Learn from a step that computed ``tokens`` tokens."""
+    def observe(self, lane: str, tokens: int, seconds: float, plain: bool = False) -> None:
+        """Learn from a step that computed ``tokens`` tokens; ``plain``: one a sequence, nothing was verified."""
         if not self._lanes:
             self._scale = seconds
         index = min(bisect_left(_SIZES, tokens), len(_SIZES) - 1)
@@ -49,9 +49,10 @@ class StepTimes:
         else:
             value, seen = sizes[index]
             ratio = min(seconds / (self._scale * value), _OUTLIER)
-            # the scale takes the common part of a change, the value what stays particular to this size
-            self._scale *= 1.0 + _SCALE_ALPHA * (ratio - 1.0)
-            alpha = _VALUE_ALPHA if seen >= _TRUSTED else 1.0 / (seen + 1)
+            if plain:
+                self._scale *= 1.0 + _SCALE_ALPHA * (ratio - 1.0)
+            settled = _PLAIN_ALPHA if plain else _VALUE_ALPHA
+            alpha = settled if seen >= _TRUSTED else max(1.0 / (seen + 1), settled)
             sizes[index] = (value * (1.0 + alpha * (ratio - 1.0)), seen + 1)
         self._curves.clear()
 

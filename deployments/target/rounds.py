@@ -152,7 +152,9 @@ class DraftRounds:
         """Record what the step committed, then return draft tokens by request (missing: none)."""
         entered = self._clock()
         self._record_step(running, entered)
-        local = {sequence.request: self._local_candidate(sequence, len(running)) for sequence in running}
+        local: dict[str, Candidate | None] = dict.fromkeys(item.request for item in running)
+        if not self.controller.measures(len(running)):
+            local = {item.request: self._local_candidate(item, len(running)) for item in running}
         commits = self._decide(running, local, entered)
         self._peers.next_step()
         deadline_s = self._deadline(len(running))

@@ -1,5 +1,6 @@
 """An engine, its drafts and their costs in virtual time: the whole of what the controller decides about, in milliseconds."""
 
+import math
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -95,6 +96,7 @@ class Engine:
     lends: bool = True
     seed: int = 1
     now: float = 0.0
+    drift: float = 0.0  # share by which the machine becomes slower and faster again, in waves of ten seconds
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -103,6 +105,7 @@ class Engine:
         self.committed = 0
         self.drafts: dict[str, list[int]] = {}
         self.names = 0
+        self.busy_s = 0.0  # time of all steps, had the machine's speed been the same throughout
 
     def start(self, sources: Callable[["Engine"], list[TextSource]] = lambda engine: []) -> None:
         self.rounds = DraftRounds(
@@ -116,7 +119,7 @@ class Engine:
 
     def batch(self, size: int, tokens: int) -> float:
         """Run ``size`` new sequences for ``tokens`` tokens each; tokens per second."""
-        began, done = self.now, 0
+        began, done, steps = self.now, 0, self.busy_s
         running = [f"r{self.names + index}" for index in range(size)]
         self.names += size
         for name in running:
@@ -130,14 +133,16 @@ class Engine:
             self.rounds.finish(finished)
             running = [name for name in running if name not in finished]
         self.rounds.flush()
-        return done / (self.now - began)
+        return done / (self.busy_s - steps if self.drift else self.now - began)
 
     def _step(self, running: list[str], tokens: int) -> int:
         self.rounds.step_begins(True)
         verified = len(running) + sum(len(draft) for draft in self.drafts.values())
         base = self.costs.shared_s if self.lends and self.rounds.lends else self.costs.alone_s
         spread = self.random.uniform(1 - self.costs.noise, 1 + self.costs.noise)
-        self.now += (base + self.costs.verified_s * (verified - 1)) * spread
+        wave = 1 + self.drift * math.sin(self.now * 2 * math.pi / 10)
+        self.busy_s += base + self.costs.verified_s * (verified - 1)
+        self.now += (base + self.costs.verified_s * (verified - 1)) * spread * wave
         items, done = [], 0
         for name in running:
             new = []

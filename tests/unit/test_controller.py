@@ -34,6 +34,15 @@ def test_a_wrong_source_without_weights_costs_next_to_nothing() -> None:
     assert run(engine) >= 0.97
 
 
+@pytest.mark.parametrize("agreement", [0.05, 0.12, 0.2])
+@pytest.mark.parametrize("speed", [0.0, 0.3])
+def test_poor_drafts_in_a_batch_cost_next_to_nothing(agreement: float, speed: float) -> None:
+    """Verifying is dear in a batch, and the machine's speed drifts: what verifying costs must still be seen."""
+    engine = Engine(Costs(alone_s=0.040, verified_s=0.0012), drift=speed)
+    engine.start(lambda engine: [TextSource(engine, agreement, 0.4, 8, confidence=0.4)])
+    assert run(engine, size=8, tokens=96) >= 0.96
+
+
 def test_a_good_draft_is_used() -> None:
     engine = Engine()
     engine.start()
