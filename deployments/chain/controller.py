@@ -29,6 +29,10 @@ _LOCAL_NOW = 1.2  # by how much a draft at hand must beat what models bring on a
 _PATIENCE = 32  # steps after which it is judged although drafts still read: reading costs, too
 _PROBE_SHARE = 0.01  # of the time may go into trying the way that was worse
 _PROBE_LEAST_S = 0.2  # what a try is taken to cost at least
+_LIKELY_GAIN = 0.3  # of a token's time, by drafting of a model that pays
+_LIKELY_LOSS = 0.4  # of the time in which a lent core is used for reading
+_FEW = 2  # sequences up to which a core is lent without having been measured to pay
+_FIRST_TRY_S = 10.0  # time in larger batches before it is tried there
 _FORGET_S = 600.0  # after so long without a try, one is due whatever it costs
 _START_GAIN = 1.5  # accepted tokens expected of a model draft nobody has seen yet
 _BASE_STEPS = 4  # steps measured with all cores before a core is lent for the first time
@@ -128,6 +132,7 @@ class _Regime:
         self.unplain = 0  # steps since one without drafts
         self.asking = True
         self.steps = 0  # since models are asked again
+        self.time_s = 0.0  # spent in steps of this size; the clock of its tries
         self.began = 0.0
         self.try_at = 0.0
 
@@ -143,6 +148,7 @@ class Controller:
         self._records: dict[tuple[str, str], SourceRecord] = {}
         self._tokens_per_s = _Average()
         self._base_steps = 0
+        self._read_s = 0.003  # seconds in which a draft reads one token
         self.lane = ALONE
 
     # --- memory ---------------------------------------------------------------------------------------------------
@@ -182,6 +188,7 @@ class Controller:
         self._tokens_per_s.add(step.committed, step.seconds + step.wait_s)
         self._base_steps += self.lane == ALONE
         regime = self._regime(step.sequences)
+        regime.time_s += step.seconds + step.wait_s
         regime.unplain = 0 if was_plain else regime.unplain + 1
         plain = self.times.predict(ALONE, step.sequences)
         if step.mixed:
@@ -217,7 +224,7 @@ class Controller:
         often = regime.local.value < _CLOSE
         return not regime.asking and regime.unplain >= (_CONTROL_CLOSE if often else _CONTROL)
 
-    def asks(self, wishes: Sequence[Wish], now: float) -> Decision:
+    def asks(self, wishes: Sequence[Wish]) -> Decision:
         """Whether models are asked in the coming step, and why (not)."""
         if not any(wish.model is not None for wish in wishes):
             return Decision(False, False, "no_source")
@@ -226,12 +233,12 @@ class Controller:
         regime = self._regime(len(wishes))
         if not regime.asking:
             # the other way may have become worse than models were (a text that no longer repeats): compare again
-            if now < regime.try_at and regime.model.value < _RESUME_MARGIN * regime.local.value:
+            if regime.time_s < regime.try_at and regime.model.value < _RESUME_MARGIN * regime.local.value:
                 return Decision(False, False, "slower")
-            self._try(regime, now)
+            self._try(regime)
         regime.steps += 1
         if self._slower(regime):
-            self._stop(regime, now)
+            self._stop(regime)
             return Decision(False, False, "slower")
         if self._lends and self._better_now(regime, wishes):
             return Decision(False, True, "local_better")
@@ -254,6 +261,16 @@ class Controller:
         usual = regime.drafting.value if regime.drafting.steps else 1.0 + _START_GAIN
         return (1.0 + expected / batch) / relative > _LOCAL_NOW * usual
 
+    def read(self, tokens: int, seconds: float) -> None:
+        """A draft expects to need so long to read so many tokens."""
+        if tokens:
+            self._read_s += 0.25 * (seconds / tokens - self._read_s)
+
+    def opens(self, unread: int, left: int) -> bool:
+        """Whether a draft should read ``unread`` tokens of a sequence that generates at most ``left`` more."""
+        gain_s = left * self.token_worth_s * _LIKELY_GAIN
+        return not self._lends or gain_s > unread * self._read_s * _LIKELY_LOSS
+
     def announces(self, sequences: int) -> bool:
         """Whether prompts of new requests should go to the models at once, with so many sequences then running."""
         return self._regime(sequences).asking and not (self._lends and self._base_steps < _BASE_STEPS)
@@ -268,17 +285,17 @@ class Controller:
             return False, "local_better"
         return True, ""
 
-    def _try(self, regime: _Regime, now: float) -> None:
+    def _try(self, regime: _Regime) -> None:
         self.counts["try"] += 1
-        regime.asking, regime.began, regime.steps = True, now, 0
+        regime.asking, regime.began, regime.steps = True, regime.time_s, 0
         regime.model, regime.drafting = _Average(), _Average()
 
-    def _stop(self, regime: _Regime, now: float) -> None:
+    def _stop(self, regime: _Regime) -> None:
         self.counts["stop"] += 1
         lost = max(1.0 - regime.model.value / regime.local.value, 0.05)
-        spent = min(now - regime.began, _FORGET_S) if regime.began else 0.0
+        cost_s = max((regime.time_s - regime.began) * lost, _PROBE_LEAST_S)
         regime.asking = False
-        regime.try_at = now + min(max(spent * lost, _PROBE_LEAST_S) / _PROBE_SHARE, _FORGET_S)
+        regime.try_at = regime.time_s + min(cost_s / _PROBE_SHARE, _FORGET_S)
 
     def _regime(self, sequences: int) -> _Regime:
         """By powers of two. A new one starts from its neighbour: what does not pay for few does not pay for more."""
@@ -287,8 +304,8 @@ class Controller:
         if regime is None:
             regime = self._regimes[index] = _Regime()
             below = [self._regimes[i] for i in sorted(self._regimes) if i < index]
-            if below and not below[-1].asking:
-                regime.asking, regime.try_at = False, below[-1].try_at
+            if (below and not below[-1].asking) or (self._lends and sequences > _FEW):
+                regime.asking, regime.try_at = False, _FIRST_TRY_S
         return regime
 
     def state(self) -> dict[str, float]:
@@ -308,11 +325,14 @@ class Unconditional(Controller):
     def offer(self, view: View, confidence: Sequence[float], tokens: int) -> Offer:
         return Offer(len(confidence), float(len(confidence)))
 
-    def asks(self, wishes: Sequence[Wish], now: float) -> Decision:
+    def asks(self, wishes: Sequence[Wish]) -> Decision:
         any_model = any(wish.model is not None for wish in wishes)
         return Decision(any_model, any_model, "no_source")
 
     def announces(self, sequences: int) -> bool:
+        return True
+
+    def opens(self, unread: int, left: int) -> bool:
         return True
 
     def measures(self, sequences: int) -> bool:

@@ -129,6 +129,7 @@ class ChainProposer:
                     want=self._want(state, options, length, new),
                     sampling=_sampling(params, seed),
                     ask=ask,
+                    left=self._left(state, length),
                 )
             )
         drafts = self.rounds.round(running)
@@ -152,6 +153,14 @@ class ChainProposer:
             return 0
         return max(0, want)
 
+    def _left(self, state: Any, length: int) -> int:
+        """Tokens a request may still generate."""
+        params = state.sampling_params
+        room = self.max_model_len - length
+        if params is None or params.max_tokens is None:
+            return room
+        return min(room, params.max_tokens - (length - state.num_prompt_tokens))
+
     def announce(self, new_requests: list[Any]) -> None:
         """Requests the engine is about to prefill (vLLM's ``NewRequestData``): drafts may start to read as well."""
         if get_tp_group().rank_in_group != 0:
@@ -169,7 +178,9 @@ class ChainProposer:
             drafting = options.enabled and (params.max_tokens is None or params.max_tokens > 2)
             most = self.settings.max_batch
             if drafting and (not most or len(self.runner.requests) < most):
-                prompts.append((new.req_id, list(tokens), _sampling(params, seed)))
+                prompts.append(
+                    (new.req_id, list(tokens), _sampling(params, seed), params.max_tokens or self.max_model_len)
+                )
         if prompts:
             self.rounds.announce(prompts)
 

@@ -102,15 +102,18 @@ class DraftRounds:
     def knows(self, request: str) -> bool:
         return request in self._sequences
 
-    def announce(self, prompts: list[tuple[str, list[int], Sampling]]) -> None:
-        """Send prompts the target is about to read, so that drafts read them meanwhile. Waits for nothing."""
+    def announce(self, prompts: list[tuple[str, list[int], Sampling, int]]) -> None:
+        """Send prompts the target is about to read, so that drafts read them meanwhile. Waits for nothing.
+
+        Each with its request, how it will be sampled, and how many tokens it may generate.
+        """
         usable = self._peers.healthy()
         if not usable or not self.controller.announces(len(self._sequences)):
             return
         commits: dict[str, list[Commit]] = {}
-        for request, tokens, sampling in prompts[:MAX_SESSIONS_PER_STEP]:
+        for request, tokens, sampling, left in prompts[:MAX_SESSIONS_PER_STEP]:
             sequence = self._sequences[request]
-            if sequence.allows(MODEL):
+            if sequence.allows(MODEL) and self.controller.opens(len(tokens), left):
                 sequence.draft, sequence.epoch = choose(request, usable), sequence.epoch + 1
                 commit = Commit(request, sequence.epoch, len(tokens), tokens, 0, sampling, sequence.tenant)
                 commits.setdefault(sequence.draft, []).append(commit)
@@ -274,7 +277,7 @@ class DraftRounds:
         self._local = (sum(offer.length for offer in offers), sum(offer.expected for offer in offers))
         usable = self._peers.usable(now)
         wishes = [self._wish(item, local[item.request], usable) for item in running]
-        decision = self.controller.asks(wishes, now)
+        decision = self.controller.asks(wishes)
         self._mixed = decision.mixed
         commits: dict[str, list[Commit]] = {}
         for item, wish in zip(running, wishes, strict=True):
@@ -312,6 +315,9 @@ class DraftRounds:
         if name != sequence.draft:
             self._close_at_draft(item.request, sequence)
             sequence.draft, sequence.epoch, sequence.sent = name, sequence.epoch + 1, 0
+        if not sequence.active and not self.controller.opens(item.length - sequence.sent, item.left):
+            self._miss(sequence, "too_late")
+            return Wish(offer, None)
         record = draft_of(name)
         view = sequence.views.get(record)
         if view is None:
@@ -403,7 +409,7 @@ class DraftRounds:
         elif draft.epoch != commit.epoch or draft.base != commit.length:
             self._miss(sequence, "stale_draft")
         elif not draft.tokens:
-            self._empty(sequence, draft)
+            self._empty(sequence, draft, commit)
         elif len(draft.tokens) > commit.want or not all(0 <= t < self._vocab_size for t in draft.tokens):
             self._miss(sequence, "bad_draft")
         else:
@@ -427,11 +433,13 @@ class DraftRounds:
             self._miss(sequence, "not_worth_verifying")
         return None
 
-    def _empty(self, sequence: Sequence, draft: Draft) -> None:
+    def _empty(self, sequence: Sequence, draft: Draft, commit: Commit) -> None:
         if draft.reason == UNKNOWN_SESSION:
             sequence.epoch, sequence.sent = sequence.epoch + 1, 0
         elif draft.reason == DEADLINE:
             # It reads in the time between messages, and each message interrupts it.
+            if commit.opens:
+                self.controller.read(commit.length, draft.eta_s)
             step_s = self.controller.times.predict(self.controller.lane, 1)
             rest_s = max(draft.eta_s, step_s * (1 << min(sequence.behind, 8)))
             sequence.rest_until = self._clock() + min(rest_s, self.faults.reading_rest_s)

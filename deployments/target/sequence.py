@@ -19,6 +19,7 @@ class Running:
     want: int  # draft tokens of use after this one; 0: none (finished, disabled, at the limit)
     sampling: Sampling
     ask: int = MAX_DRAFT_TOKENS  # of these, most that a model may be asked for; 0: ask none
+    left: int = 1 << 30  # tokens it may still generate at most
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,7 +125,7 @@ class Engine:
         for name in running:
             self.length[name] = 10
             self.rounds.begin(name, name, list(range(10)), False)
-        self.rounds.announce([(name, list(range(10)), Sampling(0.0, 1)) for name in running])
+        self.rounds.announce([(name, list(range(10)), Sampling(0.0, 1), tokens) for name in running])
         self.drafts = {}
         while running:
             done += self._step(running, tokens)

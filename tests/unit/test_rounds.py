@@ -158,7 +158,7 @@ def test_announced_prompts_are_read_before_the_first_round() -> None:
     drafter = FakeDrafter(replay([TRUTH]))
     rounds, _ = make(drafter)
     target = Target(rounds, {"r": 5})
-    rounds.announce([("r", TRUTH[:5], Sampling(0.0, 1))])
+    rounds.announce([("r", TRUTH[:5], Sampling(0.0, 1), 100)])
     assert drafter.sessions["r"] == TRUTH[:5]
     assert target.step()["r"] == TRUTH[6:9]
     assert rounds.stats().get("dropped:late", 0) == 0
@@ -231,7 +231,7 @@ def test_ten_thousand_short_requests_leave_nothing_behind() -> None:
         for index in range(first, first + count):
             name = f"request-{index}"
             rounds.begin(name, f"chain-{index}", TRUTH[:5], True, f"tenant-{index % 7}")
-            rounds.announce([(name, TRUTH[:5], Sampling(0.0, 1))])
+            rounds.announce([(name, TRUTH[:5], Sampling(0.0, 1), 100)])
             for length in (6, 8):
                 new = TRUTH[length - 1 : length]
                 tokens = TRUTH[:length]
