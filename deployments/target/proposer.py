@@ -159,7 +159,7 @@ class ChainProposer:
         room = self.max_model_len - length
         if params is None or params.max_tokens is None:
             return room
-        return min(room, params.max_tokens - (length - state.num_prompt_tokens))
+        return int(min(room, params.max_tokens - (length - state.num_prompt_tokens)))
 
     def announce(self, new_requests: list[Any]) -> None:
         """Requests the engine is about to prefill (vLLM's ``NewRequestData``): drafts may start to read as well."""

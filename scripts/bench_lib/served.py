@@ -95,6 +95,7 @@ def served_config(
     if kind == "plain":
         args["target"] |= {"cores": list(cores.all), "eager": mode == "eager"}
         args["drafts"] = []
+        args["chain"] |= {"sources": [], "enabled": False}
         return config
     args["target"] |= {"cores": list(cores.all), "eager": True}
     args["chain"] |= {"max_batch": bounds.max_batch or None, "tokens": bounds.tokens}

@@ -50,13 +50,27 @@ class TestChat:
         assert app.stats()["counters"].get("drafted_tokens", 0) == before
 
     def test_trace_tells_the_rounds_of_the_answer(self, app: App) -> None:
-        answer = drafted(app, max_tokens=32, chain={"trace": True})
+        answer = drafted(app, max_tokens=32, chain={"trace": True, "sources": ["model"]})
         rounds, summary = answer["chain"]["rounds"], answer["chain"]["summary"]
         text = "".join(item["accepted_text"] + item["own_text"] for item in rounds)
         assert text == answer["choices"][0]["message"]["content"]
         assert summary["tokens"] == answer["usage"]["completion_tokens"]
         assert summary["accepted"] > 0
         assert summary["sources"][0].startswith("int8#")
+
+    def test_sources_without_a_model_draft_what_repeats(self, app: App) -> None:
+        words = "the quick brown fox jumps over the lazy dog and runs into the deep dark wood"
+        chain = {"trace": True, "sources": ["suffix"]}
+        answer = app.chat(f"Repeat this sentence three times, word for word: {words}", max_tokens=48, chain=chain)
+        drafted_by = {item["source"] for item in answer["chain"]["rounds"] if item["drafted"]}
+        assert drafted_by == {"suffix"}
+
+    def test_a_source_that_is_not_there_is_refused(self, app: App) -> None:
+        answer = app.post("/v1/chat/completions", app.body(PROMPT, chain={"sources": ["oracle"]}))
+        error = answer.json()["error"]
+        assert answer.status_code == 400
+        assert "no source 'oracle' here; there are: model, suffix" in error["message"]
+        assert error["param"] == "chain.sources"
 
     def test_no_trace_unless_asked(self, app: App) -> None:
         assert "chain" not in app.chat()
