@@ -287,21 +287,36 @@ class DraftServer:
             if step is not None:
                 waiting.append((frames[0].bytes, step, arrived))
         newest = {step.target: step.number for _, step, _ in waiting}
+        latest = []
         for identity, step, received in waiting:
-            if step.number != newest[step.target]:  # superseded: keep sessions in step, draft nothing
-                commits = [msgspec.structs.replace(commit, want=0) for commit in step.commits]
-                step = msgspec.structs.replace(step, commits=commits)
-                self.dropped["superseded"] += 1
-            queued = time.perf_counter() - received
-            left = max(0.0, step.deadline_s - queued)
-            answer = self._drafter.step(msgspec.structs.replace(step, deadline_s=left))
-            answer = msgspec.structs.replace(answer, queue_s=queued)
+            if step.number == newest[step.target]:
+                latest.append((identity, step, received))
+                continue
+            # superseded: keep its sessions in step, draft nothing
+            commits = [msgspec.structs.replace(commit, want=0) for commit in step.commits]
+            self._drafter.step(msgspec.structs.replace(step, commits=commits))
+            self.dropped["superseded"] += 1
+        for (identity, step, _), answer in zip(latest, self._answers(latest), strict=True):
             if not any(commit.want for commit in step.commits):
                 continue  # closes and announcements: nobody waits
             try:
                 self._socket.send_multipart([identity, self._encoder.encode(answer)], zmq.DONTWAIT)
             except zmq.ZMQError:
                 self.dropped["not_answered"] += 1
+
+    def _answers(self, latest: list[tuple[bytes, Step, float]]) -> list[Drafts]:
+        """One answer for each target that waits; a drafter that can works for all of them together."""
+        now = time.perf_counter()
+        steps = [
+            msgspec.structs.replace(step, deadline_s=max(0.0, step.deadline_s - (now - received)))
+            for _, step, received in latest
+        ]
+        together = getattr(self._drafter, "step_together", None)
+        answers = together(steps) if together is not None else [self._drafter.step(step) for step in steps]
+        return [
+            msgspec.structs.replace(answer, queue_s=now - received)
+            for answer, (_, _, received) in zip(answers, latest, strict=True)
+        ]
 
     def _decode(self, frames: list[Any]) -> Step | None:
         key = frames[-1].get("User-Id") if len(frames) == 2 else None

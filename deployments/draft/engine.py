@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -102,27 +102,27 @@ class DraftEngine:
 
     def step(self, step: Step) -> Drafts:
         """Apply every commit, close what ended, and draft what is wanted while it pays and the deadline allows."""
+        return self.step_together([step])[0]
+
+    def step_together(self, steps: Sequence[Step]) -> list[Drafts]:
+        """As :meth:`step` for several targets at once: their sessions share batched model calls and the nearest deadline."""
         now = self._clock()
         if self._pace:
             self._pace.received(now)
-        if step.version != PROTOCOL_VERSION:
-            self._counts["bad_version"] += 1
-            return Drafts(PROTOCOL_VERSION, self.name, step.number, [])
-        self._counts["steps"] += 1
-        for session in step.closed:
-            self._store.close((step.target, session))
-        applied = self._apply(step, now)
-        wanting = [session for _, session, _ in applied if session is not None and session.want]
-        if wanting or step.token_worth_s:  # announcements do not tell
-            self._worth_s = step.token_worth_s
+        applied = [self._receive(step, now) for step in steps]
+        wanting = [session for entries in applied for _, session, _ in entries if session is not None and session.want]
         if wanting:
-            self._draft(wanting, now, now + step.deadline_s)
-        drafts = [self._answer(*entry) for entry in applied]
+            deadline_s = min(step.deadline_s for step in steps if any(commit.want for commit in step.commits))
+            self._draft(wanting, now, now + deadline_s)
+        drafts = [[self._answer(*entry) for entry in entries] for entries in applied]
         after = self._clock()
         self._busy_s += after - now
         if self._pace:
             self._pace.answered(after)
-        return Drafts(PROTOCOL_VERSION, self.name, step.number, drafts, after - now)
+        return [
+            Drafts(PROTOCOL_VERSION, self.name, step.number, answers, after - now)
+            for step, answers in zip(steps, drafts, strict=True)
+        ]
 
     def disconnect(self, target: str) -> None:
         """Forget every session of a target that is gone."""
@@ -175,6 +175,18 @@ class DraftEngine:
         self._store.check()
 
     # --- a step ---------------------------------------------------------------------------------------------------
+
+    def _receive(self, step: Step, now: float) -> list[tuple[Commit, Session | None, str]]:
+        if step.version != PROTOCOL_VERSION:
+            self._counts["bad_version"] += 1
+            return []
+        self._counts["steps"] += 1
+        for session in step.closed:
+            self._store.close((step.target, session))
+        applied = self._apply(step, now)
+        if step.token_worth_s or any(commit.want for commit in step.commits):  # announcements do not tell
+            self._worth_s = step.token_worth_s
+        return applied
 
     def _apply(self, step: Step, now: float) -> list[tuple[Commit, Session | None, str]]:
         applied: list[tuple[Commit, Session | None, str]] = []

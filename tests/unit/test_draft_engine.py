@@ -382,3 +382,24 @@ def test_failing_prefill() -> None:
     drafter = engine(model)
     answer = step(drafter, [opening("a", [33] * 30), opening("b", [1] * 30)])
     assert [draft.reason for draft in answer.drafts] == [ERROR, ""]
+
+
+def test_targets_that_wait_together_share_model_calls() -> None:
+    model = FakeModel(slots=4, context=128)
+    drafter = engine(model)
+    prompts = {"one": [1, 2, 3], "two": [4, 5, 6, 7], "three": [1, 2, 3]}
+    for target, tokens in prompts.items():  # read one after the other
+        drafter.step(Step(PROTOCOL_VERSION, target, 1, 1e9, [Commit("s", 1, len(tokens), tokens, 1)], []))
+    committed = {target: [*tokens, 9] for target, tokens in prompts.items()}
+    before = len(model.calls)
+    steps = [
+        Step(PROTOCOL_VERSION, target, 2, 1e9, [Commit("s", 1, len(tokens), [9], 3)], [])
+        for target, tokens in committed.items()
+    ]
+    answers = drafter.step_together(steps)
+    calls = [call for call in model.calls[before:] if call[0] != "move"]
+    for (target, tokens), answer in zip(committed.items(), answers, strict=True):
+        assert answer.number == 2
+        assert answer.drafts[0].base == len(tokens), target
+        assert answer.drafts[0].tokens == fresh_draft(tokens, 3, None)
+    assert len(calls) <= 4  # three tokens of each, all targets at once; one more to catch up
