@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from deployments.chain.acceptance_rates import AcceptanceRates, Trust, learn, path
+from deployments.chain.speedup import Average, Regime
 from deployments.chain.step_times import StepTimes
 
 ALONE, SHARED = "alone", "shared"  # lanes: all cores for the target, or a core lent to a draft
 
-_ALPHA = 1 / 16  # of a step, in averages over steps
 _LEARN_STEPS = 12  # steps with drafts by which drafting by models is judged
 _MARGIN = 1.01  # by how much doing without must be better
 _EARLY_STEPS, _EARLY_MARGIN = 5, 1.25  # where it is clearly worse, fewer do
@@ -103,40 +103,6 @@ class Decision:
     reason: str
 
 
-class _Average:
-    """Ratio of two decayed sums."""
-
-    __slots__ = ("_time", "_tokens", "steps")
-
-    def __init__(self) -> None:
-        self._tokens = self._time = 0.0
-        self.steps = 0
-
-    def add(self, tokens: float, time: float) -> None:
-        alpha = max(_ALPHA, 1.0 / (self.steps + 1))
-        self._tokens += alpha * (tokens - self._tokens)
-        self._time += alpha * (time - self._time)
-        self.steps += 1
-
-    @property
-    def value(self) -> float:
-        return self._tokens / self._time if self._time > 0.0 else 1.0
-
-
-class _Regime:
-    """One size of batch: how the two ways to run compare, and when the worse one is tried again."""
-
-    def __init__(self) -> None:
-        self.local, self.model = _Average(), _Average()
-        self.drafting = _Average()  # as ``model``, without the steps in which a draft was still reading
-        self.unplain = 0  # steps since one without drafts
-        self.asking = True
-        self.steps = 0  # since models are asked again
-        self.time_s = 0.0  # spent in steps of this size; the clock of its tries
-        self.began = 0.0
-        self.try_at = 0.0
-
-
 class Controller:
     """Decisions for one engine. ``lends``: its drafts run on a core that the engine could use itself."""
 
@@ -144,9 +110,9 @@ class Controller:
         self.times = StepTimes()
         self.counts: Counter[str] = Counter()
         self._lends = lends
-        self._regimes: dict[int, _Regime] = {}
+        self._regimes: dict[int, Regime] = {}
         self._records: dict[tuple[str, str], SourceRecord] = {}
-        self._tokens_per_s = _Average()
+        self._tokens_per_s = Average()
         self._base_steps = 0
         self._read_s = 0.003  # seconds in which a draft reads one token
         self.lane = ALONE
@@ -165,10 +131,6 @@ class Controller:
     def token_worth_s(self) -> float:
         """Seconds the engine takes for one committed token, over all sequences; 0 while unknown."""
         return 1.0 / self._tokens_per_s.value if self._tokens_per_s.steps else 0.0
-
-    def forget(self) -> None:
-        """Drop what crosses requests, keep what was measured of the hardware."""
-        self._records.clear()
 
     # --- what happened --------------------------------------------------------------------------------------------
 
@@ -244,13 +206,13 @@ class Controller:
             return Decision(False, True, "local_better")
         return Decision(True, True, "faster")
 
-    def _slower(self, regime: _Regime) -> bool:
+    def _slower(self, regime: Regime) -> bool:
         local, drafts = regime.local.value, regime.drafting
         if drafts.steps >= _LEARN_STEPS or regime.steps > _PATIENCE:
             return regime.model.value * _MARGIN < local
         return drafts.steps >= _EARLY_STEPS and drafts.value * _EARLY_MARGIN < local
 
-    def _better_now(self, regime: _Regime, wishes: Sequence[Wish]) -> bool:
+    def _better_now(self, regime: Regime, wishes: Sequence[Wish]) -> bool:
         """Whether the drafts at hand, verified with all cores, bring more in this step than models do on average."""
         batch = len(wishes)
         length = sum(wish.local.length for wish in wishes)
@@ -285,24 +247,24 @@ class Controller:
             return False, "local_better"
         return True, ""
 
-    def _try(self, regime: _Regime) -> None:
+    def _try(self, regime: Regime) -> None:
         self.counts["try"] += 1
         regime.asking, regime.began, regime.steps = True, regime.time_s, 0
-        regime.model, regime.drafting = _Average(), _Average()
+        regime.model, regime.drafting = Average(), Average()
 
-    def _stop(self, regime: _Regime) -> None:
+    def _stop(self, regime: Regime) -> None:
         self.counts["stop"] += 1
         lost = max(1.0 - regime.model.value / regime.local.value, 0.05)
         cost_s = max((regime.time_s - regime.began) * lost, _PROBE_LEAST_S)
         regime.asking = False
         regime.try_at = regime.time_s + min(cost_s / _PROBE_SHARE, _FORGET_S)
 
-    def _regime(self, sequences: int) -> _Regime:
+    def _regime(self, sequences: int) -> Regime:
         """By powers of two. A new one starts from its neighbour: what does not pay for few does not pay for more."""
         index = max(sequences - 1, 0).bit_length()
         regime = self._regimes.get(index)
         if regime is None:
-            regime = self._regimes[index] = _Regime()
+            regime = self._regimes[index] = Regime()
             below = [self._regimes[i] for i in sorted(self._regimes) if i < index]
             if (below and not below[-1].asking) or (self._lends and sequences > _FEW):
                 regime.asking, regime.try_at = False, _FIRST_TRY_S

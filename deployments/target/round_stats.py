@@ -15,6 +15,11 @@ class RoundStats:
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._timed: Counter[str] = Counter()
 
+    def reset(self) -> None:
+        """Start anew."""
+        for values in (self.counters, self.reasons, self.overhead_ms, self._seconds, self._timed):
+            values.clear()
+
     def round(self, waited_s: float, work_s: float, overhead_s: float | None) -> None:
         """One engine step; ``overhead_s`` is None where no draft was asked."""
         self.counters["rounds"] += 1

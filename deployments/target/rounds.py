@@ -10,28 +10,15 @@ from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Many
 from typing import Any
 
-from deployments.chain.acceptance_rates import UNKNOWN_CONFIDENCE
-from deployments.chain.controller import ALONE, SHARED, Controller, Offer, StepDone, Wish
+from deployments.chain.controller import ALONE, SHARED, Controller, StepDone
 from deployments.chain.faults import FaultPolicy
-from deployments.chain.protocol import (
-    DEADLINE,
-    MAX_SESSIONS_PER_STEP,
-    UNKNOWN_SESSION,
-    Commit,
-    Draft,
-    DraftChannel,
-    Drafts,
-    Sampling,
-)
-from deployments.chain.source_choice import choose
+from deployments.chain.protocol import MAX_SESSIONS_PER_STEP, DraftChannel, Sampling
 from deployments.chain.trace import Round, Trace
-from deployments.target.peers import Peers, draft_of
+from deployments.target.asking_models import MODEL, AskingModels, Commits
+from deployments.target.peers import Peers
 from deployments.target.round_stats import RoundStats
 from deployments.target.sequence import Candidate, Running, Sequence
 from deployments.target.sources import Source
-
-MODEL = "model"  # names every draft model in a request's ``sources``
-NOTHING = Offer(0, 0.0)
 
 
 class DraftRounds:
@@ -46,14 +33,15 @@ class DraftRounds:
         sources: Many[Source] = (),
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.controller = controller
         self.stats_of_rounds = RoundStats()
         self.faults = faults
-        self._vocab_size = vocab_size
         self._sources = list(sources)
         self._clock = clock
         self._peers = Peers(target, faults)
         self._sequences: dict[str, Sequence] = {}
+        self._models = AskingModels(
+            self._peers, self._sequences, self.stats_of_rounds, controller, faults, vocab_size, clock
+        )
         self._done: OrderedDict[str, tuple[float, Trace]] = OrderedDict()
         self._left_at: float | None = None
         self._waited_s = 0.0
@@ -61,6 +49,15 @@ class DraftRounds:
         self._reading = False  # and one was still reading
         self._local = (0, 0.0)  # tokens and expectation of the offers that cost no waiting
         self._pure = True
+
+    @property
+    def controller(self) -> Controller:
+        """Who decides; can be replaced between requests (tests, experiments)."""
+        return self._models.controller
+
+    @controller.setter
+    def controller(self, controller: Controller) -> None:
+        self._models.controller = controller
 
     # --- peers ----------------------------------------------------------------------------------------------------
 
@@ -110,15 +107,13 @@ class DraftRounds:
         usable = self._peers.healthy()
         if not usable or not self.controller.announces(len(self._sequences)):
             return
-        commits: dict[str, list[Commit]] = {}
+        commits: Commits = {}
         for request, tokens, sampling, left in prompts[:MAX_SESSIONS_PER_STEP]:
-            sequence = self._sequences[request]
-            if sequence.allows(MODEL) and self.controller.opens(len(tokens), left):
-                sequence.draft, sequence.epoch = choose(request, usable), sequence.epoch + 1
-                commit = Commit(request, sequence.epoch, len(tokens), tokens, 0, sampling, sequence.tenant)
-                commits.setdefault(sequence.draft, []).append(commit)
+            if self._sequences[request].allows(MODEL) and self.controller.opens(len(tokens), left):
+                commit = self._models.announcement(request, tokens, sampling, usable)
+                commits.setdefault(self._sequences[request].draft, []).append(commit)
         self._peers.next_step()
-        self._send(commits, 0.0)
+        self._models.send(commits, 0.0)
 
     def finish(self, requests: Iterable[str]) -> None:
         """Requests ended or were aborted: close their sessions and keep their totals for who asks."""
@@ -129,7 +124,7 @@ class DraftRounds:
                 continue
             for source in self._sources:
                 source.finish(request)
-            self._close_at_draft(request, sequence)
+            self._models.close(request, sequence)
             if sequence.chain_id:
                 self._done[sequence.chain_id] = (now, sequence.trace)
         while self._done and (
@@ -158,14 +153,17 @@ class DraftRounds:
         local: dict[str, Candidate | None] = dict.fromkeys(item.request for item in running)
         if not self.controller.measures(len(running)):
             local = {item.request: self._local_candidate(item, len(running)) for item in running}
-        commits = self._decide(running, local, entered)
+        offers = [candidate.offer for candidate in local.values() if candidate is not None]
+        self._local = (sum(offer.length for offer in offers), sum(offer.expected for offer in offers))
+        commits, decision = self._models.decide(running, local, entered)
+        self._mixed = decision.mixed
         self._peers.next_step()
         deadline_s = self._deadline(len(running))
         self._peers.send_closes(except_to=commits)
         sending = self._clock()
-        waiting = self._send(commits, deadline_s)
+        waiting = self._models.send(commits, deadline_s)
         until = self._clock() + deadline_s + self.faults.answer_slack_s
-        drafted, work_s = self._gather(waiting, until, len(running))
+        drafted, work_s = self._models.gather(waiting, until, len(running))
         waited = self._clock() - sending if waiting else 0.0
         result = {}
         for item in running:
@@ -269,108 +267,6 @@ class DraftRounds:
                 )
         return best
 
-    def _decide(
-        self, running: list[Running], local: dict[str, Candidate | None], now: float
-    ) -> dict[str, list[Commit]]:
-        """What to tell which draft."""
-        offers = [candidate.offer for candidate in local.values() if candidate is not None]
-        self._local = (sum(offer.length for offer in offers), sum(offer.expected for offer in offers))
-        usable = self._peers.usable(now)
-        wishes = [self._wish(item, local[item.request], usable) for item in running]
-        decision = self.controller.asks(wishes)
-        self._mixed = decision.mixed
-        commits: dict[str, list[Commit]] = {}
-        for item, wish in zip(running, wishes, strict=True):
-            sequence = self._sequences[item.request]
-            if wish.model is None:
-                self._pause(item, sequence, commits)
-                continue
-            if not decision.ask:
-                self._miss(sequence, decision.reason)
-                self._pause(item, sequence, commits)
-                continue
-            worth_it, reason = self.controller.wants_model(wish)
-            if not worth_it:
-                self._miss(sequence, reason)
-                candidate = local[item.request]
-                if reason == "local_better" and candidate is not None:
-                    self._commit(item, sequence, commits, 0, candidate.tokens[: candidate.offer.length])
-                else:
-                    self._pause(item, sequence, commits)
-            elif now < sequence.rest_until:
-                self._miss(sequence, "draft_reading")
-            elif self._commit(item, sequence, commits, min(item.want, item.ask), []):
-                sequence.asked = draft_of(sequence.draft)
-        return commits
-
-    def _wish(self, item: Running, candidate: Candidate | None, usable: list[str]) -> Wish:
-        sequence = self._sequences[item.request]
-        offer = candidate.offer if candidate is not None else NOTHING
-        if min(item.want, item.ask) <= 0 or not sequence.allows(MODEL):
-            return Wish(offer, None)
-        if not usable:
-            self._miss(sequence, "circuit_open" if len(self._peers) else "no_draft_replica")
-            return Wish(offer, None)
-        name = sequence.draft if sequence.draft in usable else choose(item.request, usable)
-        if name != sequence.draft:
-            self._close_at_draft(item.request, sequence)
-            sequence.draft, sequence.epoch, sequence.sent = name, sequence.epoch + 1, 0
-        if not sequence.active and not self.controller.opens(item.length - sequence.sent, item.left):
-            self._miss(sequence, "too_late")
-            return Wish(offer, None)
-        record = draft_of(name)
-        view = sequence.views.get(record)
-        if view is None:
-            view = sequence.views[record] = self.controller.view(sequence.tenant, record)
-        return Wish(offer, view)
-
-    def _commit(
-        self, item: Running, sequence: Sequence, commits: dict[str, list[Commit]], want: int, verifying: list[int]
-    ) -> bool:
-        batch = commits.setdefault(sequence.draft, [])
-        if len(batch) >= MAX_SESSIONS_PER_STEP:
-            self._miss(sequence, "message_full")
-            return False
-        opens = sequence.sent == 0
-        batch.append(
-            Commit(
-                session=item.request,
-                epoch=sequence.epoch,
-                length=item.length,
-                tokens=item.tokens(sequence.sent, item.length),
-                want=want,
-                sampling=item.sampling if opens else None,
-                tenant=sequence.tenant if opens else "",
-                verifying=verifying,
-            )
-        )
-        return True
-
-    def _pause(self, item: Running, sequence: Sequence, commits: dict[str, list[Commit]]) -> None:
-        """Tell a draft that works for this sequence, once, that nobody wants drafts of it now."""
-        if sequence.active and sequence.draft in self._peers:
-            self._commit(item, sequence, commits, 0, [])
-
-    def _send(self, commits: dict[str, list[Commit]], deadline_s: float) -> dict[str, list[Commit]]:
-        """Post one message to each draft concerned; return what will be answered."""
-        waiting = {}
-        now = self._clock()
-        worth = self.controller.token_worth_s
-        for name, batch in commits.items():
-            if self._peers.send(name, batch, deadline_s, worth, now):
-                for commit in batch:
-                    sequence = self._sequences[commit.session]
-                    sequence.sent = commit.length
-                    sequence.active = bool(commit.want or commit.verifying or commit.opens)
-                asked = [commit for commit in batch if commit.want]
-                if asked:
-                    waiting[name] = asked
-            else:
-                for commit in batch:
-                    self._sequences[commit.session].asked = ""
-                    self._miss(self._sequences[commit.session], "not_sent")
-        return waiting
-
     def _deadline(self, sequences: int) -> float:
         """A draft that comes later than a plain step took has lost against it: the next one catches up."""
         step_s = self.controller.times.predict(self.controller.lane, sequences)
@@ -378,89 +274,11 @@ class DraftRounds:
             return self.faults.draft_deadline_s
         return min(self.faults.draft_deadline_s, max(2 * step_s, self.faults.draft_deadline_min_s))
 
-    # --- what comes back ------------------------------------------------------------------------------------------
-
-    def _gather(
-        self, waiting: dict[str, list[Commit]], until: float, tokens: int
-    ) -> tuple[dict[str, Candidate], float]:
-        """Wait for the answers, all drafts against one deadline."""
-        found: dict[str, Candidate] = {}
-        longest_work = 0.0
-        for name, commits in waiting.items():
-            answer = self._peers.receive(name, max(0.0, until - self._clock()))
-            if answer is None:
-                self._peers.missed(name, self._clock())
-                for commit in commits:
-                    self._miss(self._sequences[commit.session], "deadline_missed")
-                continue
-            self._peers.answered(name)
-            longest_work = max(longest_work, answer.work_s + answer.queue_s)
-            drafts = {draft.session: draft for draft in answer.drafts}
-            for commit in commits:
-                candidate = self._take(commit, drafts.get(commit.session), answer, tokens)
-                if candidate is not None:
-                    found[commit.session] = candidate
-        return found, longest_work
-
-    def _take(self, commit: Commit, draft: Draft | None, answer: Drafts, tokens: int) -> Candidate | None:
-        sequence = self._sequences[commit.session]
-        if draft is None:
-            self._miss(sequence, "not_answered")
-        elif draft.epoch != commit.epoch or draft.base != commit.length:
-            self._miss(sequence, "stale_draft")
-        elif not draft.tokens:
-            self._empty(sequence, draft, commit)
-        elif len(draft.tokens) > commit.want or not all(0 <= t < self._vocab_size for t in draft.tokens):
-            self._miss(sequence, "bad_draft")
-        else:
-            sequence.behind = 0
-            given = draft.confidence()
-            usable = given is not None and len(given) == len(draft.tokens)
-            confidence = given.tolist() if usable and given is not None else [UNKNOWN_CONFIDENCE] * len(draft.tokens)
-            view = sequence.views[sequence.asked]
-            offer = self.controller.offer(view, confidence, tokens)
-            if offer.length:
-                return Candidate(
-                    sequence.asked,
-                    answer.source,
-                    view,
-                    draft.tokens,
-                    confidence,
-                    offer,
-                    draft.ready,
-                    answer.work_s * 1e3,
-                )
-            self._miss(sequence, "not_worth_verifying")
-        return None
-
-    def _empty(self, sequence: Sequence, draft: Draft, commit: Commit) -> None:
-        if draft.reason == UNKNOWN_SESSION:
-            sequence.epoch, sequence.sent = sequence.epoch + 1, 0
-        elif draft.reason == DEADLINE:
-            # It reads in the time between messages, and each message interrupts it.
-            if commit.opens:
-                self.controller.read(commit.length, draft.eta_s)
-            step_s = self.controller.times.predict(self.controller.lane, 1)
-            rest_s = max(draft.eta_s, step_s * (1 << min(sequence.behind, 8)))
-            sequence.rest_until = self._clock() + min(rest_s, self.faults.reading_rest_s)
-            sequence.behind += 1
-            sequence.asked = ""  # says nothing about how good its drafts are
-        self._miss(sequence, draft.reason or "empty")
-
     @staticmethod
     def _best(local: Candidate | None, model: Candidate | None) -> Candidate | None:
         if local is None or model is None:
             return local or model
         return local if local.offer.expected >= model.offer.expected else model
-
-    def _miss(self, sequence: Sequence, reason: str) -> None:
-        sequence.reason = reason
-        self.stats_of_rounds.reasons[reason] += 1
-
-    def _close_at_draft(self, request: str, sequence: Sequence) -> None:
-        if sequence.sent:
-            self._peers.close_session(sequence.draft, request)
-        sequence.active = False
 
     # --- what happened --------------------------------------------------------------------------------------------
 
@@ -491,13 +309,12 @@ class DraftRounds:
         return list(self.stats_of_rounds.overhead_ms)
 
     def reset_stats(self) -> None:
-        self.stats_of_rounds = RoundStats()
+        self.stats_of_rounds.reset()
 
-    def forget(self) -> None:
-        """Drop what earlier requests left behind: their outputs, and what they taught about the sources."""
+    def forget_outputs(self) -> None:
+        """Drop the outputs of earlier requests that later ones could be drafted from."""
         for source in self._sources:
             source.clear()
-        self.controller.forget()
 
     def close(self) -> None:
         self._peers.close()

@@ -99,8 +99,8 @@ class ChainWorker:
         self._proposer.rounds.reset_stats()
 
     def forget_outputs(self) -> None:
-        """Drop what earlier requests left behind for later ones (benchmarks, operators)."""
-        self._proposer.rounds.forget()
+        """Drop the outputs of earlier requests that later ones could be drafted from (benchmarks, operators)."""
+        self._proposer.rounds.forget_outputs()
 
     def set_channels(self, channels: dict[str, Any]) -> None:
         """In-process only: install channel objects directly (tests, experiments)."""

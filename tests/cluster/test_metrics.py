@@ -8,14 +8,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from deployments.names import target_name
-from deployments.target.metrics import COUNTERS, GAUGES, OVERHEAD, REASONED
+from deployments.target.metrics import BY_BATCH, COUNTERS, GAUGES, LABELLED, OVERHEAD
 from tests.cluster.conftest import App, wait_until
 from tests.cluster.drafts import counter, stuck_draft, wait_for_acceptance
 
 pytestmark = pytest.mark.cluster
 
-COUNTER_NAMES = {f"ray_{name}" for name, _ in [*COUNTERS.values(), *REASONED.values()]}
-GAUGE_NAMES = {f"ray_{name}" for name, _ in [*GAUGES.values(), OVERHEAD]}
+COUNTER_NAMES = {f"ray_{entry[0]}" for entry in [*COUNTERS.values(), *LABELLED.values()]}
+GAUGE_NAMES = {f"ray_{entry[0]}" for entry in [*GAUGES.values(), *BY_BATCH.values(), OVERHEAD]}
 REPORT_S = 60.0  # ours every 5 s, Ray's every 10 s, on a busy machine
 
 

@@ -1,0 +1,221 @@
+"""Asking draft models: which sequences are worth a round, what each draft replica is told, and what comes back in time."""
+
+from collections.abc import Callable, Mapping
+
+from deployments.chain.acceptance_rates import UNKNOWN_CONFIDENCE
+from deployments.chain.controller import Controller, Decision, Offer, Wish
+from deployments.chain.faults import FaultPolicy
+from deployments.chain.protocol import DEADLINE, MAX_SESSIONS_PER_STEP, UNKNOWN_SESSION, Commit, Draft, Drafts, Sampling
+from deployments.chain.source_choice import choose
+from deployments.target.peers import Peers, draft_of
+from deployments.target.round_stats import RoundStats
+from deployments.target.sequence import Candidate, Running, Sequence
+
+MODEL = "model"  # names every draft model in a request's ``sources``
+NOTHING = Offer(0, 0.0)
+
+Commits = dict[str, list[Commit]]  # by draft replica
+
+
+class AskingModels:
+    """One engine's end of all its draft models. ``sequences`` is shared with the rounds that own it."""
+
+    def __init__(
+        self,
+        peers: Peers,
+        sequences: Mapping[str, Sequence],
+        stats: RoundStats,
+        controller: Controller,
+        faults: FaultPolicy,
+        vocab_size: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self.controller = controller
+        self._stats = stats
+        self._peers = peers
+        self._sequences = sequences
+        self._faults = faults
+        self._vocab_size = vocab_size
+        self._clock = clock
+
+    def decide(
+        self, running: list[Running], local: Mapping[str, Candidate | None], now: float
+    ) -> tuple[Commits, Decision]:
+        """What to tell which draft, given what each sequence has without asking."""
+        usable = self._peers.usable(now)
+        wishes = [self._wish(item, local[item.request], usable) for item in running]
+        decision = self.controller.asks(wishes)
+        commits: Commits = {}
+        for item, wish in zip(running, wishes, strict=True):
+            sequence = self._sequences[item.request]
+            if wish.model is None:
+                self._pause(item, sequence, commits)
+                continue
+            if not decision.ask:
+                self._miss(sequence, decision.reason)
+                self._pause(item, sequence, commits)
+                continue
+            worth_it, reason = self.controller.wants_model(wish)
+            if not worth_it:
+                self._miss(sequence, reason)
+                candidate = local[item.request]
+                if reason == "local_better" and candidate is not None:
+                    self._commit(item, sequence, commits, 0, candidate.tokens[: candidate.offer.length])
+                else:
+                    self._pause(item, sequence, commits)
+            elif now < sequence.rest_until:
+                self._miss(sequence, "draft_reading")
+            elif self._commit(item, sequence, commits, min(item.want, item.ask), []):
+                sequence.asked = draft_of(sequence.draft)
+        return commits, decision
+
+    def _wish(self, item: Running, candidate: Candidate | None, usable: list[str]) -> Wish:
+        sequence = self._sequences[item.request]
+        offer = candidate.offer if candidate is not None else NOTHING
+        if min(item.want, item.ask) <= 0 or not sequence.allows(MODEL):
+            return Wish(offer, None)
+        if not usable:
+            self._miss(sequence, "circuit_open" if len(self._peers) else "no_draft_replica")
+            return Wish(offer, None)
+        name = sequence.draft if sequence.draft in usable else choose(item.request, usable)
+        if name != sequence.draft:
+            self.close(item.request, sequence)
+            sequence.draft, sequence.epoch, sequence.sent = name, sequence.epoch + 1, 0
+        if not sequence.active and not self.controller.opens(item.length - sequence.sent, item.left):
+            self._miss(sequence, "too_late")
+            return Wish(offer, None)
+        record = draft_of(name)
+        view = sequence.views.get(record)
+        if view is None:
+            view = sequence.views[record] = self.controller.view(sequence.tenant, record)
+        return Wish(offer, view)
+
+    def _commit(self, item: Running, sequence: Sequence, commits: Commits, want: int, verifying: list[int]) -> bool:
+        batch = commits.setdefault(sequence.draft, [])
+        if len(batch) >= MAX_SESSIONS_PER_STEP:
+            self._miss(sequence, "message_full")
+            return False
+        opens = sequence.sent == 0
+        batch.append(
+            Commit(
+                session=item.request,
+                epoch=sequence.epoch,
+                length=item.length,
+                tokens=item.tokens(sequence.sent, item.length),
+                want=want,
+                sampling=item.sampling if opens else None,
+                tenant=sequence.tenant if opens else "",
+                verifying=verifying,
+            )
+        )
+        return True
+
+    def _pause(self, item: Running, sequence: Sequence, commits: Commits) -> None:
+        """Tell a draft that works for this sequence, once, that nobody wants drafts of it now."""
+        if sequence.active and sequence.draft in self._peers:
+            self._commit(item, sequence, commits, 0, [])
+
+    def send(self, commits: Commits, deadline_s: float) -> Commits:
+        """Post one message to each draft concerned; return what will be answered."""
+        waiting = {}
+        now = self._clock()
+        worth = self.controller.token_worth_s
+        for name, batch in commits.items():
+            if self._peers.send(name, batch, deadline_s, worth, now):
+                for commit in batch:
+                    sequence = self._sequences[commit.session]
+                    sequence.sent = commit.length
+                    sequence.active = bool(commit.want or commit.verifying or commit.opens)
+                asked = [commit for commit in batch if commit.want]
+                if asked:
+                    waiting[name] = asked
+            else:
+                for commit in batch:
+                    self._sequences[commit.session].asked = ""
+                    self._miss(self._sequences[commit.session], "not_sent")
+        return waiting
+
+    # --- what comes back ------------------------------------------------------------------------------------------
+
+    def gather(self, waiting: Commits, until: float, tokens: int) -> tuple[dict[str, Candidate], float]:
+        """Wait for the answers, all drafts against one deadline."""
+        found: dict[str, Candidate] = {}
+        longest_work = 0.0
+        for name, commits in waiting.items():
+            answer = self._peers.receive(name, max(0.0, until - self._clock()))
+            if answer is None:
+                self._peers.missed(name, self._clock())
+                for commit in commits:
+                    self._miss(self._sequences[commit.session], "deadline_missed")
+                continue
+            self._peers.answered(name)
+            longest_work = max(longest_work, answer.work_s + answer.queue_s)
+            drafts = {draft.session: draft for draft in answer.drafts}
+            for commit in commits:
+                candidate = self._take(commit, drafts.get(commit.session), answer, tokens)
+                if candidate is not None:
+                    found[commit.session] = candidate
+        return found, longest_work
+
+    def _take(self, commit: Commit, draft: Draft | None, answer: Drafts, tokens: int) -> Candidate | None:
+        sequence = self._sequences[commit.session]
+        if draft is None:
+            self._miss(sequence, "not_answered")
+        elif draft.epoch != commit.epoch or draft.base != commit.length:
+            self._miss(sequence, "stale_draft")
+        elif not draft.tokens:
+            self._empty(sequence, draft, commit)
+        elif len(draft.tokens) > commit.want or not all(0 <= t < self._vocab_size for t in draft.tokens):
+            self._miss(sequence, "bad_draft")
+        else:
+            sequence.behind = 0
+            given = draft.confidence()
+            usable = given is not None and len(given) == len(draft.tokens)
+            confidence = given.tolist() if usable and given is not None else [UNKNOWN_CONFIDENCE] * len(draft.tokens)
+            view = sequence.views[sequence.asked]
+            offer = self.controller.offer(view, confidence, tokens)
+            if offer.length:
+                return Candidate(
+                    sequence.asked,
+                    answer.source,
+                    view,
+                    draft.tokens,
+                    confidence,
+                    offer,
+                    draft.ready,
+                    answer.work_s * 1e3,
+                )
+            self._miss(sequence, "not_worth_verifying")
+        return None
+
+    def _empty(self, sequence: Sequence, draft: Draft, commit: Commit) -> None:
+        if draft.reason == UNKNOWN_SESSION:
+            sequence.epoch, sequence.sent = sequence.epoch + 1, 0
+        elif draft.reason == DEADLINE:
+            # It reads in the time between messages, and each message interrupts it.
+            if commit.opens:
+                self.controller.read(commit.length, draft.eta_s)
+            step_s = self.controller.times.predict(self.controller.lane, 1)
+            rest_s = max(draft.eta_s, step_s * (1 << min(sequence.behind, 8)))
+            sequence.rest_until = self._clock() + min(rest_s, self._faults.reading_rest_s)
+            sequence.behind += 1
+            sequence.asked = ""  # says nothing about how good its drafts are
+        self._miss(sequence, draft.reason or "empty")
+
+    # --- ends -----------------------------------------------------------------------------------------------------
+
+    def announcement(self, request: str, tokens: list[int], sampling: Sampling, usable: list[str]) -> Commit:
+        """Open a session with a prompt that nobody wants drafts of yet."""
+        sequence = self._sequences[request]
+        sequence.draft, sequence.epoch = choose(request, usable), sequence.epoch + 1
+        return Commit(request, sequence.epoch, len(tokens), tokens, 0, sampling, sequence.tenant)
+
+    def close(self, request: str, sequence: Sequence) -> None:
+        """Tell the draft that holds a sequence, with the next message, that it is over."""
+        if sequence.sent:
+            self._peers.close_session(sequence.draft, request)
+        sequence.active = False
+
+    def _miss(self, sequence: Sequence, reason: str) -> None:
+        sequence.reason = reason
+        self._stats.reasons[reason] += 1
