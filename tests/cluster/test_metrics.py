@@ -10,7 +10,7 @@ from prometheus_client.samples import Sample
 from deployments.names import target_name
 from deployments.target.metrics import BY_BATCH, COUNTERS, GAUGES, LABELLED, OVERHEAD
 from tests.cluster.conftest import App, wait_until
-from tests.cluster.drafts import counter, stuck_draft, wait_for_acceptance
+from tests.cluster.drafts import MODEL_ONLY, counter, stuck_draft, wait_for_acceptance
 
 pytestmark = pytest.mark.cluster
 
@@ -46,7 +46,7 @@ def value(name: str, **labels: str) -> float:
 def test_names_types_labels_and_values(app: App) -> None:
     wait_for_acceptance(app)
     with stuck_draft(app):  # so that drafts are missed
-        app.chat("Name a colour.")
+        app.chat("Name a colour.", chain=MODEL_ONLY)
 
     def agrees(total: str) -> bool:
         return value(f"ray_chain_{total}_total") == counter(app, total)

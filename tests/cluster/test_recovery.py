@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.cluster.conftest import App, wait_until
-from tests.cluster.drafts import BACK_S, counter, draft_actor, stuck_draft, wait_for_acceptance
+from tests.cluster.drafts import BACK_S, MODEL_ONLY, counter, draft_actor, stuck_draft, wait_for_acceptance
 
 pytestmark = pytest.mark.cluster
 
@@ -76,7 +76,7 @@ def test_draft_killed_while_requests_stream(app: App, plain: list[str]) -> None:
 
     actor = draft_actor(app)
     before = app.stats()["connected"]
-    streams = Streams(app, PROMPTS)
+    streams = Streams(app, PROMPTS, {"chain": MODEL_ONLY})
 
     async def run() -> int:
         async with client() as http:
@@ -100,7 +100,7 @@ def test_draft_killed_while_requests_stream(app: App, plain: list[str]) -> None:
 def test_draft_alive_but_stuck(app: App, plain: list[str]) -> None:
     connected, skipped = app.stats()["connected"], counter(app, "miss:circuit_open")
     with stuck_draft(app):
-        answers = app.chat_all(PROMPTS)
+        answers = app.chat_all(PROMPTS, chain=MODEL_ONLY)
         assert [content(answer) for answer in answers] == plain
         assert counter(app, "miss:circuit_open") > skipped
         assert counter(app, "drafts_usable") == 0
