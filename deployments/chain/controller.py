@@ -27,8 +27,8 @@ _SAFETY = 1.2  # by how much a drafted token must be worth more than its verific
 _RESUME_MARGIN = 1.15  # by how much they must have been better than doing without is now, to be asked again
 _LOCAL_NOW = 1.2  # by how much a draft at hand must beat what models bring on average, to have the core for one step
 _PATIENCE = 32  # steps after which it is judged although drafts still read: reading costs, too
-_PROBE_SHARE = 0.01  # of the time may go into trying the way that was worse
-_PROBE_LEAST_S = 0.2  # what a try is taken to cost at least
+_PROBE_SHARE = 0.02  # of the time may go into trying the way that was worse
+_PROBE_LEAST_S = 0.1  # what a try is taken to cost at least
 _LIKELY_GAIN = 0.3  # of a token's time, by drafting of a model that pays
 _LIKELY_LOSS = 0.4  # of the time in which a lent core is used for reading
 _FEW = 2  # sequences up to which a core is lent without having been measured to pay
@@ -36,6 +36,7 @@ _FIRST_TRY_S = 10.0  # time in larger batches before it is tried there
 _FORGET_S = 600.0  # after so long without a try, one is due whatever it costs
 _START_GAIN = 1.5  # accepted tokens expected of a model draft nobody has seen yet
 _BASE_STEPS = 4  # steps measured with all cores before a core is lent for the first time
+_LOCAL_ALPHA = 1 / 8  # of a step, in a sequence's pace
 _CLOSE = 1.3  # a speedup below it is a close thing
 _CONTROL_CLOSE, _CONTROL = 16, 64  # steps with drafts after which one is done without, where it is close and elsewhere
 _GAIN_ALPHA = 0.08
@@ -70,12 +71,26 @@ class Offer:
     expected: float
 
 
+@dataclass(slots=True)
+class LocalPace:
+    """What one sequence's drafts without waiting brought of late: every text repeats itself more or less."""
+
+    tokens: float = 1.0  # committed a step, the target's own included
+    length: float = 0.0  # drafted a step
+
+    def saw(self, offer: Offer) -> None:
+        """One step, with the best that was on offer."""
+        self.tokens += _LOCAL_ALPHA * (1.0 + offer.expected - self.tokens)
+        self.length += _LOCAL_ALPHA * (offer.length - self.length)
+
+
 @dataclass(frozen=True, slots=True)
 class Wish:
     """What one sequence could do in the step to come. ``local``: its best offer that costs no waiting."""
 
     local: Offer
     model: View | None  # None: no model may draft for it now
+    pace: LocalPace = field(default_factory=LocalPace)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,21 +208,31 @@ class Controller:
         if self._lends and self._base_steps < _BASE_STEPS:
             return Decision(False, False, "measuring")
         regime = self._regime(len(wishes))
+        local = self._local_speed(wishes)
         if not regime.asking:
-            # the other way may have become worse than models were (a text that no longer repeats): compare again
-            if regime.time_s < regime.try_at and regime.model.value < _RESUME_MARGIN * regime.local.value:
+            # these texts may repeat less than those for which models were the slower way
+            if regime.time_s < regime.try_at and regime.model.value < _RESUME_MARGIN * local:
                 return Decision(False, False, "slower")
             self._try(regime)
         regime.steps += 1
-        if self._slower(regime):
+        if self._slower(regime, local):
             self._stop(regime)
             return Decision(False, False, "slower")
         if self._lends and self._better_now(regime, wishes):
             return Decision(False, True, "local_better")
         return Decision(True, True, "faster")
 
-    def _slower(self, regime: Regime) -> bool:
-        local, drafts = regime.local.value, regime.drafting
+    def _local_speed(self, wishes: Sequence[Wish]) -> float:
+        """Speedup over plain steps that these sequences would have without models."""
+        batch = len(wishes)
+        plain = self.times.predict(ALONE, batch)
+        if plain <= 0.0:
+            return 1.0
+        alone = self.times.predict(ALONE, batch + sum(wish.pace.length for wish in wishes))
+        return sum(wish.pace.tokens for wish in wishes) / batch / (alone / plain)
+
+    def _slower(self, regime: Regime, local: float) -> bool:
+        drafts = regime.drafting
         if drafts.steps >= _LEARN_STEPS or regime.steps > _PATIENCE:
             return regime.model.value * _MARGIN < local
         return drafts.steps >= _EARLY_STEPS and drafts.value * _EARLY_MARGIN < local

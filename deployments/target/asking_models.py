@@ -73,22 +73,22 @@ class AskingModels:
         sequence = self._sequences[item.request]
         offer = candidate.offer if candidate is not None else NOTHING
         if min(item.want, item.ask) <= 0 or not sequence.allows(MODEL):
-            return Wish(offer, None)
+            return Wish(offer, None, sequence.pace)
         if not usable:
             self._miss(sequence, "circuit_open" if len(self._peers) else "no_draft_replica")
-            return Wish(offer, None)
+            return Wish(offer, None, sequence.pace)
         name = sequence.draft if sequence.draft in usable else choose(item.request, usable)
         if name != sequence.draft:
             self.close(item.request, sequence)
             sequence.draft, sequence.epoch, sequence.sent = name, sequence.epoch + 1, 0
         if not sequence.active and not self.controller.opens(item.length - sequence.sent, item.left):
             self._miss(sequence, "too_late")
-            return Wish(offer, None)
+            return Wish(offer, None, sequence.pace)
         record = draft_of(name)
         view = sequence.views.get(record)
         if view is None:
             view = sequence.views[record] = self.controller.view(sequence.tenant, record)
-        return Wish(offer, view)
+        return Wish(offer, view, sequence.pace)
 
     def _commit(self, item: Running, sequence: Sequence, commits: Commits, want: int, verifying: list[int]) -> bool:
         batch = commits.setdefault(sequence.draft, [])

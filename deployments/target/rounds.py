@@ -14,7 +14,7 @@ from deployments.chain.controller import ALONE, SHARED, Controller, StepDone
 from deployments.chain.faults import FaultPolicy
 from deployments.chain.protocol import MAX_SESSIONS_PER_STEP, DraftChannel, Sampling
 from deployments.chain.trace import Round, Trace
-from deployments.target.asking_models import MODEL, AskingModels, Commits
+from deployments.target.asking_models import MODEL, NOTHING, AskingModels, Commits
 from deployments.target.peers import Peers
 from deployments.target.round_stats import RoundStats
 from deployments.target.sequence import Candidate, Running, Sequence
@@ -153,6 +153,9 @@ class DraftRounds:
         local: dict[str, Candidate | None] = dict.fromkeys(item.request for item in running)
         if not self.controller.measures(len(running)):
             local = {item.request: self._local_candidate(item, len(running)) for item in running}
+            for item in running:
+                candidate = local[item.request]
+                self._sequences[item.request].pace.saw(candidate.offer if candidate is not None else NOTHING)
         offers = [candidate.offer for candidate in local.values() if candidate is not None]
         self._local = (sum(offer.length for offer in offers), sum(offer.expected for offer in offers))
         commits, decision = self._models.decide(running, local, entered)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from deployments.chain.controller import Offer, View
+from deployments.chain.controller import LocalPace, Offer, View
 from deployments.chain.protocol import MAX_DRAFT_TOKENS, Sampling
 from deployments.chain.trace import Trace
 
@@ -45,6 +45,7 @@ class Sequence:
     tenant: str
     sources: frozenset[str] | None  # what the request allows; None: everything
     views: dict[str, View] = field(default_factory=dict)
+    pace: LocalPace = field(default_factory=LocalPace)
     # --- at the draft ---
     draft: str = ""  # replica that holds the session
     epoch: int = 0

@@ -1,6 +1,6 @@
 """Suffix decoding over Arctic Inference's suffix trees: the request itself, and its tenant's recent outputs."""
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,7 +29,7 @@ class _Request:
     tenant: str
     tree: "SuffixTree"
     tail: deque[int]  # the last depth + 1 committed tokens; the library never matches the whole of a context
-    output: deque[int]
+    output: int | None = None  # its output in the tenant's tree
     tokens: int = 0  # committed, prompt included as far as it is searched
     newest: int | None = None  # the last committed token, not in the tree yet
 
@@ -62,8 +62,8 @@ class SuffixSource:
 
     def begin(self, request: str, tenant: str, prompt: Sequence[int]) -> None:
         limits = self._limits
-        tail = deque[int](maxlen=limits.depth + 1)
-        state = _Request(tenant, SuffixTree(limits.depth), tail, deque(maxlen=limits.output_tokens))
+        self._take_back(request)
+        state = _Request(tenant, SuffixTree(limits.depth), deque(maxlen=limits.depth + 1))
         state.append([int(token) for token in prompt[-limits.request_tokens :]])
         self._requests[request] = state
         self._shared.touch(tenant)
@@ -72,7 +72,7 @@ class SuffixSource:
         state = self._requests.get(request)
         if state is not None:
             state.append(tokens)
-            state.output.extend(tokens)
+            self._share(state, tokens)
 
     def propose(self, request: str, most: int) -> Proposal | None:
         state = self._requests.get(request)
@@ -86,9 +86,30 @@ class SuffixSource:
         )
 
     def finish(self, request: str) -> None:
-        state = self._requests.pop(request, None)
-        if state is not None:
-            self._shared.add(state.tenant, list(state.output))
+        self._requests.pop(request, None)
+
+    def _take_back(self, request: str) -> None:
+        """A request that begins again has not said what it said before."""
+        state = self._requests.get(request)
+        outputs = self._shared.get(state.tenant) if state is not None else None
+        if state is None or outputs is None or state.output is None or not outputs.length(state.output):
+            return
+        before = outputs.bytes
+        outputs.drop(state.output)
+        self._shared.dropped(state.tenant, before - outputs.bytes)
+
+    def _share(self, state: _Request, tokens: list[int]) -> None:
+        """Make committed tokens known to the tenant's other requests at once: those that run together are often alike."""
+        if not state.tenant or not tokens:
+            return
+        outputs = self._shared.get(state.tenant)
+        if outputs is None or state.output is None or outputs.length(state.output) in (0, self._limits.output_tokens):
+            self._shared.add(state.tenant, tokens[: self._limits.output_tokens])
+            outputs = self._shared.get(state.tenant)
+            state.output = outputs.newest if outputs is not None else None
+            return
+        room = self._limits.output_tokens - outputs.length(state.output)
+        self._shared.grew(outputs.extend(state.output, tokens[:room]))
 
     def stats(self) -> dict[str, float]:
         tokens = sum(state.tokens for state in self._requests.values())
@@ -103,7 +124,7 @@ class OutputTree:
 
     def __init__(self, depth: int) -> None:
         self.tree = SuffixTree(depth)
-        self._sequences: deque[tuple[int, int]] = deque()  # (id in the tree, tokens), oldest first
+        self._sequences: OrderedDict[int, int] = OrderedDict()  # id in the tree: tokens; oldest first
         self._next = 0
         self._tokens = 0
         self._measured_at = 0  # tokens in the tree when its memory was last measured
@@ -113,23 +134,43 @@ class OutputTree:
     def bytes(self) -> float:
         return self._tokens * self._bytes_per_token
 
+    @property
+    def newest(self) -> int:
+        """Id of the output added last."""
+        return next(reversed(self._sequences))
+
     def __len__(self) -> int:
         return len(self._sequences)
 
+    def length(self, sequence: int) -> int:
+        """Tokens of one output; 0 for one that is gone."""
+        return self._sequences.get(sequence, 0)
+
     def add(self, tokens: list[int]) -> None:
-        self.tree.extend(self._next, tokens)
-        self._sequences.append((self._next, len(tokens)))
+        sequence = self._next
         self._next = (self._next + 1) % SEQUENCE_IDS
+        self._sequences[sequence] = 0
+        self.extend(sequence, tokens)
+
+    def extend(self, sequence: int, tokens: list[int]) -> float:
+        """Make one output longer; returns by how many bytes it is estimated to have grown."""
+        before = self.bytes
+        self.tree.extend(sequence, tokens)
+        self._sequences[sequence] += len(tokens)
         self._tokens += len(tokens)
         # Measured at every doubling while that is cheap; bytes per token hardly change in large trees.
         if self._tokens >= 2 * self._measured_at and self._measured_at < MEASURE_UP_TO:
             self._measured_at = self._tokens
             self._bytes_per_token = self.tree.estimate_memory() / self._tokens
+        return self.bytes - before
 
     def evict(self) -> None:
-        sequence, tokens = self._sequences.popleft()
+        self.drop(next(iter(self._sequences)))
+
+    def drop(self, sequence: int) -> None:
+        """Forget one output."""
+        self._tokens -= self._sequences.pop(sequence)
         self.tree.remove(sequence)
-        self._tokens -= tokens
 
 
 def _speculate(tree: "SuffixTree", context: list[int], most: int) -> Proposal | None:

@@ -57,6 +57,22 @@ class Tenants(Generic[OutputsT]):
         outputs.add(tokens)
         self.bytes += outputs.bytes - before
         self.outputs += 1
+        self._bound(tenant, outputs)
+
+    def grew(self, grown_bytes: float) -> None:
+        """An output of some tenant became longer by so much memory."""
+        self.bytes += grown_bytes
+        while self.bytes > self._limits.shared_bytes and self._tenants:
+            self._evict(next(iter(self._tenants)))
+
+    def dropped(self, tenant: str, freed_bytes: float) -> None:
+        """One output of the tenant was taken back, which freed so much memory."""
+        self.bytes -= freed_bytes
+        self.outputs -= 1
+        if not len(self._tenants[tenant]):
+            del self._tenants[tenant]
+
+    def _bound(self, tenant: str, outputs: OutputsT) -> None:
         while len(outputs) > self._limits.outputs:
             self._evict(tenant)
         while self.bytes > self._limits.shared_bytes and self._tenants:
