@@ -29,10 +29,11 @@ _LOCAL_NOW = 1.2  # by how much a draft at hand must beat what models bring on a
 _PATIENCE = 32  # steps after which it is judged although drafts still read: reading costs, too
 _PROBE_SHARE = 0.02  # of the time may go into trying the way that was worse
 _PROBE_LEAST_S = 0.1  # what a try is taken to cost at least
-_LIKELY_GAIN = 0.3  # of a token's time, by drafting of a model that pays
+_LIKELY_GAIN = 0.2  # of a token's time, by drafting of a model that pays
 _LIKELY_LOSS = 0.4  # of the time in which a lent core is used for reading
+_CAUTION = 0.3  # more for each doubling of the batch, until it is known what verifying costs there
 _FEW = 2  # sequences up to which a core is lent without having been measured to pay
-_FIRST_TRY_S = 10.0  # time in larger batches before it is tried there
+_FIRST_TRY_S = 60.0  # time in larger batches before it is tried there
 _FORGET_S = 600.0  # after so long without a try, one is due whatever it costs
 _START_GAIN = 1.5  # accepted tokens expected of a model draft nobody has seen yet
 _BASE_STEPS = 4  # steps measured with all cores before a core is lent for the first time
@@ -178,16 +179,17 @@ class Controller:
                 regime.local.add(1.0 + step.local_expected / step.sequences, alone / plain)
         elif step.local and self.lane == ALONE:
             regime.local.add(step.committed / step.sequences, step.seconds / plain)
+            regime.watch()
 
     # --- decisions ------------------------------------------------------------------------------------------------
 
     def offer(self, view: View, confidence: Sequence[float], tokens: int) -> Offer:
-        """Cut a draft to what pays, in a step that computes ``tokens`` tokens without it."""
+        """Cut a draft to what pays, in a step of ``tokens`` sequences, which computes as many tokens without drafts."""
         worth = self.token_worth_s
-        cost = self.times.slope(self.lane, tokens)
+        cost = self.times.slope(self.lane, tokens) * _SAFETY * self._regime(tokens).caution
         expected, length = 0.0, 0
         for probability in path(view.record.rates, view.trust, confidence):
-            if probability * worth < _SAFETY * cost:
+            if probability * worth < cost:
                 break
             expected += probability
             length += 1
@@ -289,7 +291,7 @@ class Controller:
         index = max(sequences - 1, 0).bit_length()
         regime = self._regimes.get(index)
         if regime is None:
-            regime = self._regimes[index] = Regime()
+            regime = self._regimes[index] = Regime(1.0 + _CAUTION * index)
             below = [self._regimes[i] for i in sorted(self._regimes) if i < index]
             if (below and not below[-1].asking) or (self._lends and sequences > _FEW):
                 regime.asking, regime.try_at = False, _FIRST_TRY_S

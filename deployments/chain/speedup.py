@@ -1,6 +1,9 @@
 """How much faster than plain steps a way to run is, by batch size, as decayed averages of what steps brought."""
 
 ALPHA = 1 / 16  # of a step, in averages over steps
+_WATCHED = 8  # steps before conclusions are drawn
+_HURTS, _HELPS = 0.995, 1.04
+_MORE, _LESS, _MOST = 1.12, 0.97, 20.0  # of caution, a step
 
 
 class Average:
@@ -26,7 +29,9 @@ class Average:
 class Regime:
     """One size of batch: how the two ways to run compare, and when the worse one is tried again."""
 
-    def __init__(self) -> None:
+    def __init__(self, caution: float = 1.0) -> None:
+        """``caution``: by how much more than its expected cost a drafted token must be worth, to begin with."""
+        self.caution = caution
         self.local, self.model = Average(), Average()
         self.drafting = Average()  # as ``model``, without the steps in which a draft was still reading
         self.unplain = 0  # steps since one without drafts
@@ -35,3 +40,12 @@ class Regime:
         self.time_s = 0.0  # spent in steps of this size; the clock of its tries
         self.began = 0.0
         self.try_at = 0.0
+
+    def watch(self) -> None:
+        """Whatever verifying was expected to cost: where steps with drafts are slower than plain ones, fewer are verified."""
+        if self.local.steps < _WATCHED:
+            return
+        if self.local.value < _HURTS:
+            self.caution = min(self.caution * _MORE, _MOST)
+        elif self.local.value > _HELPS:
+            self.caution = max(self.caution * _LESS, 1.0)
