@@ -31,7 +31,7 @@ _PROBE_SHARE = 0.02  # of the time may go into trying the way that was worse
 _PROBE_LEAST_S = 0.1  # what a try is taken to cost at least
 _LIKELY_GAIN = 0.2  # of a token's time, by drafting of a model that pays
 _LIKELY_LOSS = 0.4  # of the time in which a lent core is used for reading
-_CAUTION = 0.3  # more for each doubling of the batch, until it is known what verifying costs there
+_CAUTION = 0.6  # more for each doubling of the batch, until it is known what verifying costs there
 _FEW = 2  # sequences up to which a core is lent without having been measured to pay
 _FIRST_TRY_S = 60.0  # time in larger batches before it is tried there
 _FORGET_S = 600.0  # after so long without a try, one is due whatever it costs
@@ -213,11 +213,11 @@ class Controller:
         local = self._local_speed(wishes)
         if not regime.asking:
             # these texts may repeat less than those for which models were the slower way
-            if regime.time_s < regime.try_at and regime.model.value < _RESUME_MARGIN * local:
+            if regime.time_s < regime.try_at and regime.usual(len(wishes) <= _FEW) < _RESUME_MARGIN * local:
                 return Decision(False, False, "slower")
             self._try(regime)
         regime.steps += 1
-        if self._slower(regime, local):
+        if self._slower(regime, local, len(wishes)):
             self._stop(regime)
             return Decision(False, False, "slower")
         if self._lends and self._better_now(regime, wishes):
@@ -233,10 +233,12 @@ class Controller:
         alone = self.times.predict(ALONE, batch + sum(wish.pace.length for wish in wishes))
         return sum(wish.pace.tokens for wish in wishes) / batch / (alone / plain)
 
-    def _slower(self, regime: Regime, local: float) -> bool:
+    def _slower(self, regime: Regime, local: float, batch: int) -> bool:
+        """Few sequences are read in little time, which short requests would not show; many are read all the time."""
+        few = batch <= _FEW
         drafts = regime.drafting
-        if drafts.steps >= _LEARN_STEPS or regime.steps > _PATIENCE:
-            return regime.model.value * _MARGIN < local
+        if drafts.steps >= _LEARN_STEPS or (not few and regime.steps > _PATIENCE):
+            return regime.usual(few) * _MARGIN < local
         return drafts.steps >= _EARLY_STEPS and drafts.value * _EARLY_MARGIN < local
 
     def _better_now(self, regime: Regime, wishes: Sequence[Wish]) -> bool:

@@ -3,7 +3,7 @@
 ALPHA = 1 / 16  # of a step, in averages over steps
 _WATCHED = 8  # steps before conclusions are drawn
 _HURTS, _HELPS = 0.995, 1.04
-_MORE, _LESS, _MOST = 1.12, 0.97, 20.0  # of caution, a step
+_MORE, _LESS, _MOST = 1.12, 0.97, 4.0  # of caution, a step
 
 
 class Average:
@@ -31,7 +31,7 @@ class Regime:
 
     def __init__(self, caution: float = 1.0) -> None:
         """``caution``: by how much more than its expected cost a drafted token must be worth, to begin with."""
-        self.caution = caution
+        self.caution = self._least = caution
         self.local, self.model = Average(), Average()
         self.drafting = Average()  # as ``model``, without the steps in which a draft was still reading
         self.unplain = 0  # steps since one without drafts
@@ -41,11 +41,17 @@ class Regime:
         self.began = 0.0
         self.try_at = 0.0
 
+    def usual(self, few: bool) -> float:
+        """What drafting by models brings; for more than a few sequences with the reading it takes."""
+        return self.drafting.value if few else self.model.value
+
     def watch(self) -> None:
         """Whatever verifying was expected to cost: where steps with drafts are slower than plain ones, fewer are verified."""
         if self.local.steps < _WATCHED:
             return
-        if self.local.value < _HURTS:
+        if self.unplain and self.local.value < _HURTS:
             self.caution = min(self.caution * _MORE, _MOST)
-        elif self.local.value > _HELPS:
-            self.caution = max(self.caution * _LESS, 1.0)
+        elif (
+            not self.unplain or self.local.value > _HELPS
+        ):  # without drafts nothing is learned: dare a little more again
+            self.caution = max(self.caution * _LESS, self._least)
