@@ -36,7 +36,7 @@ def everything(engine: Engine, request: pytest.FixtureRequest) -> Iterator[Engin
     """The engine with suffix drafts; what it learns is forgotten afterwards."""
     rounds = engine.rounds()
     kept = rounds.controller, rounds._sources
-    rounds.controller = Controller(lends=True) if request.param == "adaptive" else Unconditional()
+    rounds.controller = Controller() if request.param == "adaptive" else Unconditional()
     rounds._sources = make_sources(["suffix"])
     yield engine
     engine.drafts()
@@ -53,11 +53,16 @@ def test_equal_to_plain(everything: Engine, onnx: OnnxModel, kind: str) -> None:
     expected = reference(engine, kind)
     channel = overlapped(onnx)
     engine.drafts(a=channel)
-    same(expected.outputs, engine.generate(PROMPTS, expected.params))
+    outputs = []
+    for first in range(0, len(PROMPTS), 4):  # few at once: in a large batch the controller would draft nothing
+        some = slice(first, first + 4)
+        outputs += engine.generate(PROMPTS[some], expected.params[some])
+    same(expected.outputs, outputs)
     stats = engine.stats()
     assert channel.failure is None
     assert stats["drafted_tokens"] > 0
     assert stats["accepted_tokens"] > 0
+    engine.drafts()  # ends the draft's thread: its state is looked at from this one
     channel.drafter.check_integrity()
 
 
@@ -80,5 +85,5 @@ def test_equal_to_plain_whatever_the_channel_does(
     some = slice(0, 6)
     same(expected.outputs[some], engine.generate(PROMPTS[some], expected.params[some]))
     assert channel.failure is None
-    channel.drafter.check_integrity()
     engine.drafts()
+    channel.drafter.check_integrity()
