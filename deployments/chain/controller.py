@@ -302,6 +302,7 @@ class Controller:
     def state(self) -> dict[str, float]:
         """Gauges: speedups by batch size, and what a token is worth."""
         result = {"token_worth_ms": self.token_worth_s * 1e3}
+        result |= {f"models:{name}": float(count) for name, count in self.counts.items()}
         for index, regime in self._regimes.items():
             size = 1 << index
             result[f"speedup_local:{size}"] = regime.local.value

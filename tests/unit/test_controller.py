@@ -131,8 +131,8 @@ def test_one_sequence_that_cannot_be_drafted_does_not_spoil_the_others() -> None
     engine.rounds.reset_stats()
     engine.batch(4, 128)
     stats = engine.rounds.stats()
-    assert stats["accepted_tokens"] / stats["drafted_tokens"] >= 0.7  # 0.9 of the first, and so on, for three of four
-    assert stats["speedup_model:4"] >= 1.7
+    assert stats["accepted_tokens"] / stats["drafted_tokens"] >= 0.75  # 0.9 of the first, and so on, for three of four
+    assert stats["speedup_model:4"] >= 1.8
 
 
 def test_what_is_remembered_is_bounded() -> None:
