@@ -45,7 +45,7 @@ class Code(StrEnum):
     ROPE = "rope_mismatch"
     ATTENTION = "attention_mismatch"
     OPAQUE = "opaque_packing"
-    LOSSY = "lossy_conversion"
+    NUMERICS = "numerics_mismatch"
     DOUBLE_QUANTISATION = "double_quantisation"
     CANNOT_CONVERT = "cannot_convert"
     LINEAGE = "lineage_too_long"
