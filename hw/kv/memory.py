@@ -24,6 +24,13 @@ class PrivateMemory:
         self.data = memoryview(self._map)
         self.words: npt.NDArray[np.uint64] = np.zeros((count, 2), np.uint64)
 
+    def wipe(self, offset: int, nbytes: int) -> None:
+        """Zero bytes."""
+        np.frombuffer(self.data, np.uint8, nbytes, offset).fill(0)
+
+    def freed(self, offset: int) -> None:
+        """The block that started here is gone."""
+
     def close(self) -> None:
         """Drop the reference; the pages go when the last view over them does."""
         self.data = memoryview(b"")

@@ -41,6 +41,14 @@ class Memory(Protocol):
     data: memoryview  # writable bytes, page aligned, a multiple of GRANULE
     words: npt.NDArray[np.uint64]  # [granules, 2]: generation of the block that starts here (0 = none), its bytes
 
+    def wipe(self, offset: int, nbytes: int) -> None:
+        """Zero bytes."""
+        ...
+
+    def freed(self, offset: int) -> None:
+        """The block that started here is gone; its room may be given out next."""
+        ...
+
     def close(self) -> None:
         """Give the memory back."""
         ...
@@ -315,6 +323,7 @@ class Store:
         if block.leases or self._visible.get(block.key) is block:
             return
         self._memory.words[block.offset // GRANULE, 0] = 0  # first: from here on readers know
+        self._memory.freed(block.offset)
         del self._blocks[block.offset]
         self._give(block.offset, block.nbytes, block.key.salt)
 
@@ -327,7 +336,7 @@ class Store:
 
     def _take_back(self) -> None:
         for staged in [staged for staged in self._staged.values() if staged.discarded and not staged.writable]:
-            np.frombuffer(self._memory.data, np.uint8, staged.nbytes, staged.offset).fill(0)
+            self._memory.wipe(staged.offset, staged.nbytes)
             del self._staged[staged.offset]
             self._give(staged.offset, staged.nbytes, staged.salt)
 
