@@ -118,6 +118,8 @@ def build_router(config: AppConfig, target: dict[str, Any]) -> Application:
         "sources": [*(["model"] if any(draft.replicas for draft in config.drafts) else []), *config.chain.sources],
         "tenant_header": config.chain.tenants.header,
         "share_anonymous": config.chain.tenants.share_anonymous,
+        "presets": config.chain.presets,
+        "allow_lossy": config.chain.allow_lossy,
     }
     deployment = serve.deployment(
         ingress_class(config.limits.retry_after_s),

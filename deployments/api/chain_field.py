@@ -5,8 +5,10 @@ import secrets
 import uuid
 from typing import Any
 
+import msgspec
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
 
+from deployments.chain.acceptance.policy import LOSSLESS, Policy
 from deployments.chain.protocol import MAX_DRAFT_TOKENS
 
 SEED_MASK = (1 << 63) - 1
@@ -15,6 +17,7 @@ SEED_MASK = (1 << 63) - 1
 class ChainField(BaseModel):
     """``{"enabled": false}`` is plain decoding; ``{"trace": true}`` returns the rounds; ``tokens`` caps a round's draft;
     ``sources`` lets only these draft: ``"model"`` (the draft deployments) and the configured sources without a model.
+    ``policy`` says what of a draft is accepted: a preset's or policy's name, or ``{"name": "nkl", "delta": 0.1}``.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -23,6 +26,7 @@ class ChainField(BaseModel):
     trace: StrictBool = False
     tokens: StrictInt | None = Field(default=None, ge=1, le=MAX_DRAFT_TOKENS)
     sources: list[StrictStr] | None = Field(default=None, description="None: all there are")
+    policy: StrictStr | dict[str, Any] | None = Field(default=None, description="None: lossless")
 
 
 def engine_options(
@@ -34,6 +38,7 @@ def engine_options(
     min_p: float,
     logit_bias: dict[str, float] | None,
     tenant: str = "",
+    policy: Policy = LOSSLESS,
 ) -> str:
     """The JSON string that reaches the worker as ``extra_args["chain"]``.
 
@@ -50,6 +55,8 @@ def engine_options(
         options["tokens"] = asked.tokens
     if asked.sources is not None:
         options["sources"] = asked.sources
+    if policy.lossy:
+        options["policy"] = msgspec.to_builtins(policy)
     if tenant:
         options["tenant"] = tenant
     if min_p:

@@ -5,12 +5,14 @@ the chain's options. What vLLM accepts and then ignores is answered 400 with its
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from deployments.api.chain_field import ChainField, engine_options
 from deployments.api.errors import RequestError
+from deployments.api.policies import resolve_policy
 from deployments.api.requests import ChainChatRequest, ChainCompletionRequest
+from deployments.chain.acceptance.policy import Policy
 
 ChainRequest = ChainChatRequest | ChainCompletionRequest
 
@@ -48,10 +50,12 @@ def prepare(
     priorities: bool = False,
     tenant: str = "",
     sources: Sequence[str] = (),
+    presets: Mapping[str, Policy] | None = None,
+    allow_lossy: bool = True,
 ) -> None:
     """Check the request and move what the chain handles into ``vllm_xargs["chain"]``, in place.
 
-    ``sources``: who may draft in this application. ``tenant``: whose request it is.
+    ``sources``: who may draft in this application. ``tenant``: whose request it is. ``presets``: the policies that have names.
 
     Raises:
         RequestError: 400 naming the parameter.
@@ -60,12 +64,21 @@ def prepare(
     if request.priority and not priorities:
         raise RequestError("priority is ignored unless the target runs scheduling_policy: priority.", "priority")
     check_sources(request.chain, sources)
+    asked = request.chain.policy if request.chain is not None else None
+    policy = resolve_policy(asked, presets or {}, allow_lossy=allow_lossy)
     min_p = check_min_p(default_min_p if request.min_p is None else request.min_p)
     bias = check_logit_bias(request.logit_bias, vocab_size)
     if request.seed == -1:
         request.seed = None  # vLLM's own meaning of -1
     options = engine_options(
-        request.chain, enabled=enabled, trace=trace, seed=request.seed, min_p=min_p, logit_bias=bias, tenant=tenant
+        request.chain,
+        enabled=enabled,
+        trace=trace,
+        seed=request.seed,
+        min_p=min_p,
+        logit_bias=bias,
+        tenant=tenant,
+        policy=policy,
     )
     request.vllm_xargs = {**(request.vllm_xargs or {}), "chain": options}
     request.min_p = 0.0  # explicitly off, or a default of the checkpoint's generation_config would come back

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator
 
 from deployments.chain.faults import FaultPolicy
 from deployments.chain.protocol import MAX_DRAFT_TOKENS
+from deployments.config.presets import with_shipped
 from hw.providers import known_profiles
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
@@ -169,6 +170,19 @@ class Chain(Strict):
         description="ask no draft model above so many running sequences; None: what pays is measured",
     )
     trace: bool = Field(default=True, description="answer requests for traces")
+    allow_lossy: bool = Field(
+        default=True, description="requests may ask for policies that accept tokens other than the target's own"
+    )
+    presets: dict[Name, dict[str, Any]] = Field(
+        default={},
+        validate_default=True,
+        description="acceptance policies that requests can name, beside (or in place of) those shipped",
+    )
+
+    @field_validator("presets")
+    @classmethod
+    def _with_shipped(cls, value: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        return with_shipped(value)
 
 
 class Limits(Strict):

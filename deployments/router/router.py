@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 from deployments.api import errors
 from deployments.api.parameters import ChainRequest, prepare
 from deployments.api.requests import ChainChatRequest, ChainCompletionRequest
+from deployments.config.presets import policies
 from deployments.router.availability import replica_count
 from deployments.router.tenants import tenant_of
 
@@ -37,6 +38,8 @@ class RouterSettings(BaseModel):
     sources: list[str] = []
     tenant_header: str = "authorization"
     share_anonymous: bool = False
+    presets: dict[str, dict[str, Any]] = {}
+    allow_lossy: bool = True
 
 
 class Router(OpenAiIngress):
@@ -51,6 +54,7 @@ class Router(OpenAiIngress):
     ) -> None:
         super().__init__(llm_deployments, model_cards)
         self._settings = RouterSettings.model_validate(settings)
+        self._presets = policies(self._settings.presets)
         self._started = time.monotonic()
         self._targets = llm_deployments
         for handle in llm_deployments.values():
@@ -84,6 +88,8 @@ class Router(OpenAiIngress):
             priorities=settings.priorities,
             tenant=tenant_of(request.headers.get(settings.tenant_header), settings.share_anonymous),
             sources=settings.sources,
+            presets=self._presets,
+            allow_lossy=settings.allow_lossy,
         )
         await self._require_target(model)
 

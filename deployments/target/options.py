@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from deployments.chain.acceptance.policy import Policy
+
 if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
 
@@ -26,6 +28,7 @@ class ChainOptions(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None  # used where SamplingParams has none
     min_p: float = 0.0
     logit_bias: dict[str, float] = {}
+    policy: Policy | None = None  # None: lossless
 
     def bias(self) -> dict[int, float]:
         return {int(token): value for token, value in self.logit_bias.items()}

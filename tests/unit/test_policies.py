@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from deployments.chain.acceptance import lossless, probabilistic
 from deployments.chain.acceptance.evidence import Evidence
-from deployments.chain.acceptance.policy import KNOBS, LOSSLESS, NAMES, Policy, PolicyError, policy_of
+from deployments.chain.acceptance.policy import KNOBS, LOSSLESS, NAMES, Policy, PolicyError, policy_of, require_offered
 from deployments.chain.acceptance.registry import RULES, decide
 from deployments.chain.noise import splitmix64
 from tests.unit.policy_cases import batches, evidence_of
@@ -51,15 +52,15 @@ class TestPolicyOf:
             ({}, "name: required; known: lossless, nkl, block, probabilistic, semantic"),
             ({"name": "nlk"}, "name: no policy 'nlk'; known: lossless, nkl, block, probabilistic, semantic"),
             ({"name": 5}, "name: no policy 5; known: lossless, nkl"),
-            ({"name": "nkl", "delta": 1.01}, "delta: must be a number in [0, 1], got 1.01"),
-            ({"name": "nkl", "delta": -0.01}, "delta: must be a number in [0, 1], got -0.01"),
-            ({"name": "nkl", "delta": math.nan}, "delta: must be a number in [0, 1], got nan"),
-            ({"name": "nkl", "delta": "0.1"}, "delta: must be a number in [0, 1], got '0.1'"),
-            ({"name": "nkl", "delta": True}, "delta: must be a number in [0, 1], got True"),
+            ({"name": "nkl", "delta": 1.01}, "delta: must be a number in [0.0, 1.0], got 1.01"),
+            ({"name": "nkl", "delta": -0.01}, "delta: must be a number in [0.0, 1.0], got -0.01"),
+            ({"name": "nkl", "delta": math.nan}, "delta: must be a number in [0.0, 1.0], got nan"),
+            ({"name": "nkl", "delta": "0.1"}, "delta: must be a number in [0.0, 1.0], got '0.1'"),
+            ({"name": "nkl", "delta": True}, "delta: must be a number in [0.0, 1.0], got True"),
             ({"name": "nkl", "delta": 0.3, "delta_max": 0.2}, "delta_max: must be in [delta, 1] = [0.3, 1], got 0.2"),
-            ({"name": "nkl", "alpha": 2}, "alpha: must be a number in [0, 1], got 2"),
-            ({"name": "nkl", "mask": 1.5}, "mask: must be a number in [0, 1], got 1.5"),
-            ({"name": "nkl", "length_scale": 1.5}, "length_scale: must be an integer in [0, 1.04858e+06], got 1.5"),
+            ({"name": "nkl", "alpha": 2}, "alpha: must be a number in [0.0, 1.0], got 2"),
+            ({"name": "nkl", "mask": 1.5}, "mask: must be a number in [0.0, 1.0], got 1.5"),
+            ({"name": "nkl", "length_scale": 1.5}, "length_scale: must be an integer in [0, 1048576], got 1.5"),
             ({"name": "block", "min_block_len": 0}, "min_block_len: must be an integer in [1, 32], got 0"),
             ({"name": "block", "min_block_len": 33}, "min_block_len: must be an integer in [1, 32], got 33"),
             ({"name": "block", "base": "block"}, "base: block cannot stand on 'block'; known: lossless, nkl, probabilistic"),
@@ -67,7 +68,7 @@ class TestPolicyOf:
             ({"name": "nkl", "min_block_len": 3}, "min_block_len: not a parameter of nkl; its parameters: delta, alpha"),
             ({"name": "lossless", "delta": 0.1}, "delta: not a parameter of lossless; its parameters: none"),
             ({"name": "nkl", "dleta": 0.1}, "dleta: not a parameter of nkl; its parameters: delta, alpha, delta_max"),
-            ({"name": "semantic", "similarity": 2}, "similarity: must be a number in [0, 1], got 2"),
+            ({"name": "semantic", "similarity": 2}, "similarity: must be a number in [0.0, 1.0], got 2"),
         ],
     )  # fmt: skip
     def test_mistakes_are_named(self, given: dict[str, Any], message: str) -> None:
@@ -75,6 +76,22 @@ class TestPolicyOf:
             policy_of(given)
         assert str(error.value).startswith(message)
         assert str(error.value).startswith(error.value.param)
+
+    @pytest.mark.parametrize(
+        "raw", ['{"name": "nlk"}', '{"name": "nkl", "delta": 2}', '{"name": "block", "base": "x"}']
+    )
+    def test_no_decoded_one_is_out_of_range(self, raw: str) -> None:
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.json.decode(raw, type=Policy)
+
+    def test_it_crosses_the_wire_whole(self) -> None:
+        policy = policy_of({"name": "block", "delta": 0.2, "delta_max": 0.3, "min_block_len": 2})
+        assert msgspec.json.decode(msgspec.json.encode(policy), type=Policy) == policy
+
+    def test_semantic_is_not_offered_yet(self) -> None:
+        require_offered(policy_of({"name": "block"}))
+        with pytest.raises(PolicyError, match="offered: lossless, nkl, block, probabilistic"):
+            require_offered(policy_of({"name": "semantic"}))
 
 
 @st.composite

@@ -42,8 +42,12 @@ class PolicyError(ValueError):
         self.param, self.message = param, message
 
 
-class Policy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One rule with its knobs. Build it from outside input with :func:`policy_of`, which checks; this does not."""
+class Policy(msgspec.Struct, frozen=True, kw_only=True):
+    """One rule with its knobs. Build it from outside input with :func:`policy_of`, which refuses what a rule does not have.
+
+    Raises:
+        PolicyError: no such rule, a value out of range; while decoding, msgspec's ``ValidationError``.
+    """
 
     name: str = "lossless"
     delta: float = DELTA  # largest NKL that passes, at the first token of a draft
@@ -54,6 +58,13 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     min_block_len: int = 3  # ``block``: a shorter run of matches counts as far as the target's own tokens go
     base: str = "nkl"  # ``block``: the rule that says what matches
     similarity: float = 0.75  # ``semantic``: least cosine of the two continuations
+
+    def __post_init__(self) -> None:
+        _check_names(self.name, self.base)
+        for knob in RANGES:
+            _check_range(knob, getattr(self, knob))
+        if self.delta_max < self.delta:
+            raise PolicyError("delta_max", f"must be in [delta, 1] = [{self.delta}, 1], got {self.delta_max}")
 
     @property
     def rule(self) -> str:
@@ -71,9 +82,6 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.min_block_len if self.name == "block" else 1
 
 
-LOSSLESS = Policy()
-
-
 def policy_of(given: Mapping[str, Any]) -> Policy:
     """Check ``{"name": …, knob: value, …}``. Without ``delta_max`` the cap is twice ``delta``.
 
@@ -81,19 +89,35 @@ def policy_of(given: Mapping[str, Any]) -> Policy:
         PolicyError: unknown name or knob, a knob of another rule, a value of the wrong type or out of range.
     """
     name = given.get("name")
-    if not isinstance(name, str) or name not in KNOBS:
-        what = "required" if name is None else f"no policy {name!r}"
-        raise PolicyError("name", f"{what}; known: {', '.join(NAMES)}")
-    base = given.get("base", "nkl")
-    if name == "block" and (not isinstance(base, str) or base not in BASES):
-        raise PolicyError("base", f"block cannot stand on {base!r}; known: {', '.join(BASES)}")
+    if name is None:
+        raise PolicyError("name", f"required; known: {', '.join(NAMES)}")
+    _check_names(name, given.get("base", "nkl"))
     values = {knob: _checked(name, knob, value) for knob, value in given.items() if knob != "name"}
     if "delta_max" not in values and "delta" in values:
         values["delta_max"] = min(1.0, DELTA_MAX_FACTOR * values["delta"])
-    policy = Policy(name=name, **values)
-    if policy.delta_max < policy.delta:
-        raise PolicyError("delta_max", f"must be in [delta, 1] = [{policy.delta}, 1], got {policy.delta_max}")
-    return policy
+    return Policy(name=name, **values)
+
+
+def require_offered(policy: Policy) -> None:
+    """Refuse what is defined but cannot be served yet."""
+    if policy.rule == "semantic":
+        others = ", ".join(name for name in NAMES if name != "semantic")
+        raise PolicyError("name", f"semantic needs a sentence model, and no application has one yet; offered: {others}")
+
+
+def _check_names(name: Any, base: Any) -> None:
+    if not isinstance(name, str) or name not in KNOBS:
+        raise PolicyError("name", f"no policy {name!r}; known: {', '.join(NAMES)}")
+    if not isinstance(base, str) or base not in BASES:
+        raise PolicyError("base", f"block cannot stand on {base!r}; known: {', '.join(BASES)}")
+
+
+def _check_range(knob: str, value: Any) -> None:
+    low, high = RANGES[knob]
+    integer = isinstance(high, int)
+    kinds = int if integer else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value <= high:  # NaN is not, either
+        raise PolicyError(knob, f"must be {'an integer' if integer else 'a number'} in [{low}, {high}], got {value!r}")
 
 
 def _checked(name: str, knob: str, value: Any) -> Any:
@@ -102,12 +126,8 @@ def _checked(name: str, knob: str, value: Any) -> Any:
         raise PolicyError(knob, f"not a parameter of {name}; its parameters: {known}")
     if knob == "base":
         return value
-    low, high = RANGES[knob]
-    integer = isinstance(high, int)
-    kinds = int if integer else (int, float)
-    # not in range is also how NaN is caught
-    if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value <= high:
-        raise PolicyError(
-            knob, f"must be {'an integer' if integer else 'a number'} in [{low:g}, {high:g}], got {value!r}"
-        )
-    return value if integer else float(value)
+    _check_range(knob, value)
+    return value if isinstance(RANGES[knob][1], int) else float(value)
+
+
+LOSSLESS = Policy()
