@@ -28,6 +28,7 @@ class Staged:
     salt: bytes
     offset: int
     nbytes: int
+    generation: int  # which they will have once published; a header written into them can say so
     memory: memoryview | None  # None once published or discarded
     discarded: bool = False
     _root: "weakref.ref[Bytes] | None" = None  # every array and view over the bytes keeps this one array alive

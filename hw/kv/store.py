@@ -94,13 +94,14 @@ class Store:
                 raise TooLarge(f"a block set of {nbytes} bytes; this store takes at most {most}")
             start = self._make_room(need, salt)
             offset = start * GRANULE
-            staged = Staged(self, salt, offset, nbytes, self._memory.data)
+            self._generation += 1
+            staged = Staged(self, salt, offset, nbytes, self._generation, self._memory.data)
             self._used[salt] += need
             self._staged[offset] = staged
             return staged
 
     def publish(self, staged: Staged, key: BlockKey, verify: Verify | None = None) -> int:
-        """Make staged bytes readable under ``key`` and return their generation.
+        """Make staged bytes readable under ``key`` and return their generation, which no block had before.
 
         A block already there under that key is replaced: new readers see the new bytes, those that hold a lease keep theirs.
         If ``verify`` raises, the bytes are zeroed and the room is given back. ValueError, and nothing has changed, for a key
@@ -124,8 +125,7 @@ class Store:
         with self._lock:
             del self._staged[staged.offset]
             self._hide(key, "replaced")
-            self._generation += 1
-            block = Block(key, staged.offset, staged.nbytes, self._generation)
+            block = Block(key, staged.offset, staged.nbytes, staged.generation)
             self._visible[key] = self._blocks[block.offset] = block
             words = self._memory.words[block.offset // GRANULE]
             words[1] = block.nbytes
