@@ -26,8 +26,7 @@ AMX_VNNI = "amx_vnni"
 OPAQUE = "opaque:"
 PACKINGS = (TOKEN_MAJOR, K_TRANSPOSED, AMX_VNNI)
 
-_AMX_TOKENS = 32  # vLLM uses the AMX packing for multiples of 32 tokens only
-_AMX_DIM = 16
+_TILE = 16  # tokens of AMX keys, dimensions of AMX values
 
 
 class LayoutError(ValueError):
@@ -52,9 +51,10 @@ def interior(packing: str, kind: Kind, tokens: int, dim: int) -> Interior:
     if packing == K_TRANSPOSED:
         return Interior((tokens, 1, dim, 1), (1, 1, tokens, tokens))
     if packing == AMX_VNNI:
-        if tokens % _AMX_TOKENS or dim % _AMX_DIM:
+        if tokens % _TILE or dim % (2 if kind == "K" else _TILE):
             raise LayoutError(
-                f"{AMX_VNNI} needs blocks of a multiple of 32 tokens and 16 dimensions, not {tokens} x {dim}"
+                f"{AMX_VNNI} needs blocks of a multiple of 16 tokens, keys of an even and values of a multiple of 16 "
+                f"dimensions, not {kind} {tokens} x {dim}"
             )
         if kind == "K":  # stored [tokens/16, dim/2, 16, 2]
             return Interior((tokens // 16, 16, dim // 2, 2), (16 * dim, 2, 32, 1))
