@@ -26,6 +26,9 @@ class FaultPolicy:
     heartbeat_s: float = 1.0  # ZeroMQ heartbeats; a peer silent for three of them is reconnected
     discovery_period_s: float = 1.0  # how often a target asks Serve which draft replicas there are
     discovery_timeout_s: float = 5.0  # for one such question
+    # --- KV on its way to drafts ----------------------------------------------------------------------------------
+    kv_lease_s: float = 2.0  # memory with KV that a draft was told of is kept so long; it reads within one round
+    kv_inline_bytes: int = 16 * 1024 * 1024  # largest KV sent inside a message, to a draft on another machine
     # --- start and stop -------------------------------------------------------------------------------------------
     start_timeout_s: float = 600.0  # models load, engines compile
     drain_timeout_s: float = 10.0  # a stopping replica finishes or drops what it holds

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 MAX_DRAFT_TOKENS = 32
 MAX_SESSIONS_PER_STEP = 1024
 MAX_MESSAGE_BYTES = 32 * 1024 * 1024
@@ -51,6 +51,7 @@ class Commit(msgspec.Struct, frozen=True, array_like=True):
     sampling: Sampling | None = None  # set when the session opens
     tenant: str = ""  # set when the session opens: whose work it is, for fair shares
     verifying: list[int] = []  # what the target is about to verify after ``length`` that this draft did not propose
+    kv: bytes = b""  # where the target's KV of committed positions can be had: a reference of ``hw.kv``; opaque here
 
     @property
     def opens(self) -> bool:
@@ -83,6 +84,7 @@ class Draft(msgspec.Struct, frozen=True, array_like=True):
     top_k: int = 0
     top_ids: bytes = b""  # little-endian int32 [len(tokens), top_k]
     top_probs: bytes = b""  # little-endian float16 [len(tokens), top_k]; what is missing to 1 is the tail's mass
+    have: int = 0  # leading positions, guessed ones included, whose KV the draft holds
 
     def confidence(self) -> npt.NDArray[np.float32] | None:
         """Per token ``[len(tokens)]``: the source's estimate that the target agrees, given that it did with all before."""

@@ -185,6 +185,22 @@ class Chain(Strict):
         return with_shipped(value)
 
 
+class Kv(Strict):
+    """KV cache that moves between the target and its drafts."""
+
+    enabled: bool = Field(
+        default=True,
+        description="drafts of the same weights start from the target's KV instead of reading prompts themselves",
+    )
+    memory_mib: int = Field(
+        default=256, ge=1, description="shared memory of one target replica for KV on its way to drafts"
+    )
+    refresh: bool = Field(
+        default=False,
+        description="send drafts the KV of every committed position, not only of those they lack: coarse drafts agree better",
+    )
+
+
 class Limits(Strict):
     """What is refused rather than queued without end."""
 
@@ -217,6 +233,7 @@ class AppConfig(Strict):
     drafts: list[DraftSpec] = Field(default_factory=list)
     pools: dict[str, Pool]
     chain: Chain = Field(default_factory=Chain)
+    kv: Kv = Field(default_factory=Kv)
     limits: Limits = Field(default_factory=Limits)
     faults: Faults = Field(default_factory=Faults)
 

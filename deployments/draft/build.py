@@ -4,6 +4,7 @@ from pathlib import Path
 
 from deployments.chain.faults import FaultPolicy
 from deployments.draft.engine import DraftEngine
+from deployments.draft.kv_intake import make_intake
 from hw.onnx.session import OnnxModel
 from hw.providers import Tuning
 
@@ -23,4 +24,12 @@ def build_engine(
 ) -> DraftEngine:
     """Load ``folder/model.onnx`` and put an engine on it. Raises what :class:`hw.onnx.session.OnnxModel` raises."""
     model = OnnxModel(folder, slots=slots, context=context, provider=provider, tuning=tuning)
-    return DraftEngine(model, name=name, target_vocab_size=target_vocab_size, top_k=top_k, faults=faults, ahead=ahead)
+    return DraftEngine(
+        model,
+        name=name,
+        target_vocab_size=target_vocab_size,
+        top_k=top_k,
+        faults=faults,
+        ahead=ahead,
+        kv=make_intake(model, folder, provider),
+    )

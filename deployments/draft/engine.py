@@ -9,7 +9,8 @@ from __future__ import annotations
 import struct
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,7 @@ from deployments.chain.protocol import (
 from deployments.draft.between import CATCH_UP, Between
 from deployments.draft.calibration import Calibration
 from deployments.draft.choose import Choice
+from deployments.draft.kv_intake import KvIntake
 from deployments.draft.lines import BRANCH, MAIN_LINE, MISS, Session
 from deployments.draft.model import StepModel
 from deployments.draft.pace import Pace
@@ -53,6 +55,7 @@ class DraftEngine:
     a slice of ``prefill_slice_s`` at a time, because a message that arrives meanwhile waits for the slice.
     ``ahead``: tokens guessed in idle time beyond those sent, on the main line and on branches; None is the bonus token and the
     whole next draft; 0 is off: no branches, no tokens of other sources, nothing in idle time but reading prompts.
+    ``kv``: takes the target's KV of committed positions where it is offered; None computes all of it here.
     ``paced``: start idle steps only where :class:`Pace` expects a gain; else whenever there is time.
     """
 
@@ -68,6 +71,7 @@ class DraftEngine:
         prefill_slice_s: float = 0.03,
         ahead: int | None = None,
         paced: bool = True,
+        kv: KvIntake | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         faults = faults or FaultPolicy()
@@ -90,6 +94,7 @@ class DraftEngine:
             counts=self._counts,
         )
         self._prefill_wait_s = min(prefill_wait_s, faults.prefill_budget_s)
+        self._kv = kv
         self._unused_s = faults.session_lease_s / 10  # then a session's branches go, long before itself
         self._pace = Pace() if paced else None
         self._between = Between(self._store, self._runner, self._calibration, self._pace, ahead=ahead)
@@ -123,6 +128,10 @@ class DraftEngine:
             Drafts(PROTOCOL_VERSION, self.name, step.number, answers, after - now)
             for step, answers in zip(steps, drafts, strict=True)
         ]
+
+    def meet(self, offer: Mapping[str, Any]) -> str:
+        """How a target that makes this offer should send its KV; empty: not at all. Callable from any thread."""
+        return self._kv.meet(offer) if self._kv is not None else ""
 
     def disconnect(self, target: str) -> None:
         """Forget every session of a target that is gone."""
@@ -197,6 +206,8 @@ class DraftEngine:
             if session is not None:
                 if known:
                     self._learn(session)
+                if commit.kv and self._kv is not None:
+                    self._counts[self._kv.take(session, commit.kv)] += 1
                 if commit.session in latest:  # a later commit of the same step overtakes this one
                     earlier = latest[commit.session]
                     applied[earlier] = (applied[earlier][0], None, STALE)
@@ -300,7 +311,8 @@ class DraftEngine:
             self._counts[reason] += 1
         if session is None or not chosen:
             eta_s = self._unread_s() if reason == DEADLINE else 0.0
-            return Draft(commit.session, commit.epoch, commit.length, [], reason, eta_s)
+            have = session.computed if session is not None and session.live else 0
+            return Draft(commit.session, commit.epoch, commit.length, [], reason, eta_s, have=have)
         ready = min(session.ready, len(chosen))
         self._counts["tokens"] += len(chosen)
         self._counts["ready_tokens"] += ready
@@ -311,7 +323,16 @@ class DraftEngine:
             ids = np.concatenate([self._ids(choice) for choice in chosen]).astype("<i4").tobytes()
             probs = np.concatenate([self._probs(choice) for choice in chosen]).astype("<f2").tobytes()
         return Draft(
-            commit.session, commit.epoch, commit.length, tokens, "", 0.0, ready, accept, self.top_k, ids, probs
+            session=commit.session,
+            epoch=commit.epoch,
+            base=commit.length,
+            tokens=tokens,
+            ready=ready,
+            accept=accept,
+            top_k=self.top_k,
+            top_ids=ids,
+            top_probs=probs,
+            have=session.computed,
         )
 
     def _unread_s(self) -> float:

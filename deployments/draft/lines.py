@@ -193,6 +193,15 @@ class Session:
             self._cut(len(self.tokens) + same)
         return len(new)
 
+    def received(self, stop: int) -> None:
+        """KV of committed positions up to ``stop`` (exclusive) came from elsewhere and is in the slot."""
+        assert stop < len(self.tokens)
+        self.computed = max(self.computed, stop)
+
+    def lost(self, start: int) -> None:
+        """What the slot holds from ``start`` on is worthless."""
+        self._cut(start)
+
     def forget_guess(self) -> None:
         """Drop what was guessed; the last committed token is computed again to guess anew."""
         self.guess.clear()

@@ -1,7 +1,7 @@
 """What the draft engine needs of a model; :class:`hw.onnx.session.OnnxModel` is one, tests bring a tiny one."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,9 @@ class StepModel(Protocol):
 
     def decode(self, slots: Sequence[int], tokens: Sequence[int], lengths: Sequence[int]) -> Sequence[Logits]:
         """Compute one token each for distinct slots at positions ``lengths``; one ``[vocab]`` row a slot."""
+
+    def write_kv(self, slot: int, start: int, kv: npt.NDArray[Any]) -> None:
+        """Put KV of the positions from ``start`` on into a slot: ``[2 * layers, kv_heads, positions, head_dim]``."""
 
     def move(self, source: int, target: int, length: int, start: int = 0) -> None:
         """Copy positions ``[start, length)`` of one slot to another."""

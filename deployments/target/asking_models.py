@@ -7,6 +7,7 @@ from deployments.chain.controller import Controller, Decision, Offer, Wish
 from deployments.chain.faults import FaultPolicy
 from deployments.chain.protocol import DEADLINE, MAX_SESSIONS_PER_STEP, UNKNOWN_SESSION, Commit, Draft, Drafts, Sampling
 from deployments.chain.source_choice import choose
+from deployments.target.kv_export import KvExport
 from deployments.target.peers import Peers, draft_of
 from deployments.target.round_stats import RoundStats
 from deployments.target.sequence import Candidate, Running, Sequence
@@ -31,6 +32,7 @@ class AskingModels:
         clock: Callable[[], float],
     ) -> None:
         self.controller = controller
+        self.kv: KvExport | None = None  # set once there is KV to send
         self._stats = stats
         self._peers = peers
         self._sequences = sequences
@@ -81,7 +83,8 @@ class AskingModels:
         if name != sequence.draft:
             self.close(item.request, sequence)
             sequence.draft, sequence.epoch, sequence.sent = name, sequence.epoch + 1, 0
-        if not sequence.active and not self.controller.opens(item.length - sequence.sent, item.left):
+        unread = 0 if self.sends_kv(name) else item.length - sequence.sent
+        if not sequence.active and not self.controller.opens(unread, item.left):
             self._miss(sequence, "too_late")
             return Wish(offer, None, sequence.pace)
         record = draft_of(name)
@@ -106,9 +109,30 @@ class AskingModels:
                 sampling=item.sampling if opens else None,
                 tenant=sequence.tenant if opens else "",
                 verifying=verifying,
+                kv=self._kv(item, sequence) if want else b"",
             )
         )
         return True
+
+    def sends_kv(self, draft: str) -> bool:
+        """Whether a draft starts from the target's KV, so that it has next to nothing to read."""
+        return self.kv is not None and self.kv.reaches(draft)
+
+    def _kv(self, item: Running, sequence: Sequence) -> bytes:
+        """Where the draft finds the KV it lacks. The last committed token has none yet."""
+        stop = item.length - 1
+        if self.kv is None or not self.kv.reaches(sequence.draft):
+            return b""
+        start = sequence.known.after(item.tokens, item.length) if sequence.sent else 0
+        if self.kv.refresh and sequence.sent:
+            start = min(start, sequence.refreshed)
+        if start >= stop:
+            return b""
+        reference = self.kv.export(sequence.draft, item.request, item.tokens(0, stop), start, sequence.tenant)
+        if reference:
+            sequence.known.sent(item.length)
+            sequence.refreshed = stop
+        return reference
 
     def _pause(self, item: Running, sequence: Sequence, commits: Commits) -> None:
         """Tell a draft that works for this sequence, once, that nobody wants drafts of it now."""
@@ -152,6 +176,8 @@ class AskingModels:
             longest_work = max(longest_work, answer.work_s + answer.queue_s)
             drafts = {draft.session: draft for draft in answer.drafts}
             for commit in commits:
+                if commit.kv and self.kv is not None:
+                    self.kv.settled(commit.session)
                 candidate = self._take(commit, drafts.get(commit.session), answer, tokens)
                 if candidate is not None:
                     found[commit.session] = candidate
@@ -163,7 +189,15 @@ class AskingModels:
             self._miss(sequence, "not_answered")
         elif draft.epoch != commit.epoch or draft.base != commit.length:
             self._miss(sequence, "stale_draft")
-        elif not draft.tokens:
+        else:
+            sequence.known.answered(commit.length, draft.tokens, draft.have)
+            return self._offered(commit, draft, answer, sequence, tokens)
+        return None
+
+    def _offered(
+        self, commit: Commit, draft: Draft, answer: Drafts, sequence: Sequence, tokens: int
+    ) -> Candidate | None:
+        if not draft.tokens:
             self._empty(sequence, draft, commit)
         elif len(draft.tokens) > commit.want or not all(0 <= t < self._vocab_size for t in draft.tokens):
             self._miss(sequence, "bad_draft")
@@ -209,6 +243,12 @@ class AskingModels:
         sequence = self._sequences[request]
         sequence.draft, sequence.epoch = choose(request, usable), sequence.epoch + 1
         return Commit(request, sequence.epoch, len(tokens), tokens, 0, sampling, sequence.tenant)
+
+    def forget(self, request: str, sequence: Sequence) -> None:
+        """A request ended."""
+        self.close(request, sequence)
+        if self.kv is not None:
+            self.kv.forget(request)
 
     def close(self, request: str, sequence: Sequence) -> None:
         """Tell the draft that holds a sequence, with the next message, that it is over."""

@@ -11,7 +11,7 @@ from deployments.target.replicas import Answers
 logger = logging.getLogger(__name__)
 
 Endpoint = dict[str, Any]
-Ask = Callable[[str], Awaitable[Answers]]  # with this target's key, so that each replica lets it in
+Ask = Callable[[str, dict[str, Any]], Awaitable[Answers]]  # with this target's key, to be let in, and its offer of KV
 Rpc = Callable[..., Awaitable[list[Any]]]
 
 
@@ -23,6 +23,7 @@ class DraftDiscovery:
         self._rpc = rpc
         self._faults = faults
         self._key: str | None = None
+        self._offer: dict[str, Any] | None = None  # what this target's KV is; None: not known yet
         self._connected: dict[str, Endpoint] = {}
         self._by_draft: dict[str, dict[str, Endpoint]] = {name: {} for name in drafts}
 
@@ -51,8 +52,11 @@ class DraftDiscovery:
         if self._key is None:
             keys = await self._rpc("client_key", timeout=self._faults.rpc_timeout_s)
             self._key = str(keys[0])
-        key = self._key
-        await asyncio.gather(*(self._ask(name, ask, key) for name, ask in self._drafts.items()))
+        if self._offer is None:
+            offers = await self._rpc("kv_offer", timeout=self._faults.rpc_timeout_s)
+            self._offer = offers[0]
+        key, offer = self._key, self._offer or {}
+        await asyncio.gather(*(self._ask(name, ask, key, offer) for name, ask in self._drafts.items()))
         found = {name: endpoint for known in self._by_draft.values() for name, endpoint in known.items()}
         if found == self._connected:
             return
@@ -60,10 +64,10 @@ class DraftDiscovery:
         logger.info("drafts connected: %s", ", ".join(names[0]) or "none")
         self._connected = found
 
-    async def _ask(self, draft: str, ask: Ask, key: str) -> None:
+    async def _ask(self, draft: str, ask: Ask, key: str, offer: dict[str, Any]) -> None:
         known = self._by_draft[draft]
         try:
-            answers = await ask(key)
+            answers = await ask(key, offer)
         except Exception as error:
             logger.warning("draft %s could not be asked: %r", draft, error)
             return  # Serve itself is in trouble; sockets that work go on working

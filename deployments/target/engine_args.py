@@ -55,6 +55,8 @@ def chain_settings(config: AppConfig) -> ChainSettings:
         model_tokens=max((draft.tokens for draft in config.drafts if draft.replicas), default=0),
         sources=tuple(config.chain.sources),
         adaptive=config.chain.adaptive,
+        kv_mib=config.kv.memory_mib if config.kv.enabled else 0,
+        kv_refresh=config.kv.refresh,
         own_threads=len(config.target.cores or ()) - lent if lent else 0,
     )
 

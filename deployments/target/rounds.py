@@ -13,8 +13,10 @@ from typing import Any
 from deployments.chain.controller import ALONE, SHARED, Controller, StepDone
 from deployments.chain.faults import FaultPolicy
 from deployments.chain.protocol import MAX_SESSIONS_PER_STEP, DraftChannel, Sampling
+from deployments.chain.source_choice import choose
 from deployments.chain.trace import Round, Trace
 from deployments.target.asking_models import MODEL, NOTHING, AskingModels, Commits
+from deployments.target.kv_export import KvExport
 from deployments.target.peers import Peers
 from deployments.target.round_stats import RoundStats
 from deployments.target.sequence import Candidate, Running, Sequence
@@ -58,6 +60,10 @@ class DraftRounds:
     @controller.setter
     def controller(self, controller: Controller) -> None:
         self._models.controller = controller
+
+    def send_kv(self, kv: KvExport | None) -> None:
+        """Let drafts have the KV that ``kv`` exports; None: none."""
+        self._models.kv = kv
 
     # --- peers ----------------------------------------------------------------------------------------------------
 
@@ -110,6 +116,8 @@ class DraftRounds:
         commits: Commits = {}
         for request, tokens, sampling, left in prompts[:MAX_SESSIONS_PER_STEP]:
             if self._sequences[request].allows(MODEL) and self.controller.opens(len(tokens), left):
+                if self._models.sends_kv(choose(request, usable)):
+                    continue  # what the target reads, it need not read as well
                 commit = self._models.announcement(request, tokens, sampling, usable)
                 commits.setdefault(self._sequences[request].draft, []).append(commit)
         self._peers.next_step()
@@ -124,7 +132,7 @@ class DraftRounds:
                 continue
             for source in self._sources:
                 source.finish(request)
-            self._models.close(request, sequence)
+            self._models.forget(request, sequence)
             if sequence.chain_id:
                 self._done[sequence.chain_id] = (now, sequence.trace)
         while self._done and (
@@ -298,6 +306,8 @@ class DraftRounds:
     def stats(self) -> dict[str, float]:
         """Counters since start or :meth:`reset_stats`, and gauges, flat."""
         result = self.stats_of_rounds.as_dict() | self._peers.stats() | self.controller.state()
+        if self._models.kv is not None:
+            result |= self._models.kv.stats()
         result["sessions"] = float(len(self._sequences))
         for source in self._sources:
             result |= {f"source:{source.name}:{key}": value for key, value in source.stats().items()}

@@ -37,6 +37,37 @@ class Candidate:
 
 
 @dataclass(slots=True)
+class DraftKnows:
+    """For how much of a sequence its draft holds KV: what it said last, and what the target sent it."""
+
+    base: int = 0  # committed tokens when it answered last
+    guess: list[int] = field(default_factory=list)  # what it guessed after those
+    positions: int = 0  # leading ones, guessed ones included, with KV
+
+    def after(self, tokens: Callable[[int, int], list[int]], length: int) -> int:
+        """Leading positions with KV, now that ``length`` tokens are committed.
+
+        A guess that was right is taken to have been computed to its end while it was verified. Where it was not, the draft
+        catches up by a token, which costs less than sending KV that is there already in every other round.
+        """
+        if not self.guess:
+            return min(self.positions, self.base)
+        agreed = 0
+        for mine, theirs in zip(tokens(self.base, length), self.guess, strict=False):
+            if mine != theirs:
+                break
+            agreed += 1
+        return self.base + agreed
+
+    def answered(self, base: int, guess: list[int], positions: int) -> None:
+        self.base, self.guess, self.positions = base, guess, positions
+
+    def sent(self, length: int) -> None:
+        """KV of all but the last of ``length`` committed tokens is on its way."""
+        self.base, self.guess, self.positions = length, [], length - 1
+
+
+@dataclass(slots=True)
 class Sequence:
     """State between two rounds."""
 
@@ -50,6 +81,8 @@ class Sequence:
     draft: str = ""  # replica that holds the session
     epoch: int = 0
     sent: int = 0  # committed tokens the draft has been told of; 0: not open there
+    known: DraftKnows = field(default_factory=DraftKnows)
+    refreshed: int = 0  # leading positions whose KV the target sent
     active: bool = False  # the draft was last told to work on it
     behind: int = 0  # answers in a row that the draft was still reading the sequence
     rest_until: float = float("-inf")  # when it is asked again

@@ -52,8 +52,8 @@ class TargetServer(LLMServer):
         ]
 
     def _ask(self, handle: DeploymentHandle) -> Ask:
-        async def ask(key: str) -> Answers:
-            return await ask_every_replica(handle, "endpoint", key, timeout_s=self._faults.discovery_timeout_s)
+        async def ask(key: str, offer: dict[str, Any]) -> Answers:
+            return await ask_every_replica(handle, "endpoint", key, offer, timeout_s=self._faults.discovery_timeout_s)
 
         return ask
 

@@ -16,6 +16,8 @@ class ChainSettings:
     model_tokens: int = 0  # most tokens asked of a draft model a round; 0: as many as the engine verifies
     sources: tuple[str, ...] = ()  # sources without weights, see deployments.target.sources
     adaptive: bool = True  # decide by measurement; False: verify everything that is drafted
+    kv_mib: int = 0  # shared memory for KV on its way to drafts; 0: drafts read prompts themselves
+    kv_refresh: bool = False  # send drafts the KV of every committed position, not only of those they lack
     own_threads: int = 0  # threads left to the engine while a draft works on a core it shares; 0: shares none
 
     @classmethod

@@ -156,6 +156,7 @@ class ModelShape:
     vocab_size: int
     max_context: int
     rope_theta: float
+    rope_scaling: str  # canonical JSON of whatever else decides positions; empty: nothing does
 
     @classmethod
     def read(cls, folder: Path | str) -> Self:
@@ -176,9 +177,16 @@ class ModelShape:
                 vocab_size=int(text.get("vocab_size") or config["vocab_size"]),
                 max_context=int(text["max_position_embeddings"]),
                 rope_theta=float(rope.get("rope_theta") or text.get("rope_theta") or 10000.0),
+                rope_scaling=_rope_scaling(rope | (text.get("rope_scaling") or {})),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{path} does not describe a decoder-only model: {error!r}") from error
+
+
+def _rope_scaling(rope: dict[str, Any]) -> str:
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    rest = {name: value for name, value in rope.items() if name not in ("rope_theta", "rope_type", "type")}
+    return "" if kind == "default" and not rest else canonical({**rest, "type": kind}).decode()
 
 
 @dataclass(frozen=True)
@@ -202,6 +210,7 @@ class Manifest:
     max_context: int
     rope_theta: float
     created_by: dict[str, str]
+    rope_scaling: str | None = None  # None: written before it was recorded
     source: str = ""
     bits: int = 16
     algo: str = ""
@@ -231,8 +240,8 @@ class Manifest:
         (folder / MANIFEST).write_text(text, encoding="utf-8")
 
     def complete(self, folder: Path) -> bool:
-        """Are all files still there with their sizes?"""
-        return all(
+        """Does it say all this version needs, and are all files still there with their sizes?"""
+        return self.rope_scaling is not None and all(
             (folder / name).is_file() and (folder / name).stat().st_size == size for name, size in self.files.items()
         )
 

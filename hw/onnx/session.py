@@ -190,6 +190,18 @@ class OnnxModel:
         """Make slot ``target`` hold what slot ``source`` holds at positions ``[start, length)``."""
         self.kv.move(source, target, length, start)
 
+    def write_kv(self, slot: int, start: int, kv: npt.NDArray[Any]) -> None:
+        """Put KV of the positions from ``start`` on into a slot.
+
+        ``kv``: ``[2 * layers, kv_heads, positions, head_dim]``, row ``2 * l`` layer ``l``'s keys with their rotary embedding
+        applied, ``2 * l + 1`` its values; any floating type, converted on the way. Raises ValueError when it does not fit.
+        """
+        self.kv.write(slot, start, kv)
+
+    def read_kv(self, slot: int, start: int, stop: int) -> npt.NDArray[Any]:
+        """A view of a slot's KV at positions ``[start, stop)``, in the form :meth:`write_kv` takes."""
+        return self.kv.array[:, slot, :, start:stop]
+
     def _run(self, low: int, high: int, idle: list[int]) -> None:
         """Run slots ``[low, high)``. Idle ones among them compute a throw-away token over a past of nothing.
 

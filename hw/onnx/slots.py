@@ -6,6 +6,7 @@ so live slots are kept at low indices: the lowest free slot is given out first, 
 
 import heapq
 import mmap
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -70,6 +71,16 @@ class KVBuffer:
     def move(self, source: int, target: int, length: int, start: int = 0) -> None:
         """Copy positions ``[start, length)`` of one slot over another's, all layers."""
         self.array[:, target, :, start:length] = self.array[:, source, :, start:length]
+
+    def write(self, slot: int, start: int, kv: npt.NDArray[Any]) -> None:
+        """Copy ``kv`` ``[2 * layers, kv_heads, positions, head_dim]`` over a slot's positions from ``start`` on, converting.
+
+        Raises ValueError when it has another shape or would pass the context.
+        """
+        place = self.array[:, slot, :, start : start + kv.shape[2]] if kv.ndim == 4 and start >= 0 else None
+        if place is None or place.shape != kv.shape:
+            raise ValueError(f"KV of shape {kv.shape} at {start} does not fit slots of {self.array.shape}")
+        np.copyto(place, kv, casting="unsafe")
 
     def first(self, slot: int) -> npt.NDArray[np.floating]:
         """A copy of position 0 of a slot, ``[2 * layers, kv_heads, head_dim]``."""

@@ -1,6 +1,7 @@
 """A tiny deterministic model for engine tests: its logits depend on every token of the sequence and on nothing else."""
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -76,6 +77,11 @@ class FakeModel:
         self.calls.append(("move", length - start))
         self.kv[target, start:length] = self.kv[source, start:length]
 
+    def write_kv(self, slot: int, start: int, kv: npt.NDArray[Any]) -> None:
+        assert kv.shape == (2, 1, kv.shape[2], 2), kv.shape  # one layer, one head, two numbers: the token, twice
+        self.calls.append(("write_kv", kv.shape[2]))
+        self.kv[slot, start : start + kv.shape[2]] = kv[0, 0, :, 0].astype(int)
+
     def _check(self, slot: int, length: int) -> None:
         if self.history is not None:
             expected = self.history(slot)[:length]
@@ -142,8 +148,9 @@ def opening(
     sampling: Sampling | None = None,
     tenant: str = "",
     verifying: list[int] | None = None,
+    kv: bytes = b"",
 ) -> Commit:
-    return Commit(session, epoch, len(tokens), list(tokens), want, sampling, tenant, verifying or [])
+    return Commit(session, epoch, len(tokens), list(tokens), want, sampling, tenant, verifying or [], kv)
 
 
 def fresh_draft(tokens: list[int], want: int, sampling: Sampling | None, **more: object) -> list[int]:

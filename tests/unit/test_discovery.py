@@ -16,12 +16,15 @@ class Engine:
     def __init__(self) -> None:
         self.told: list[list[str]] = []
         self.fail = False
+        self.offer: dict[str, Any] | None = {}
 
     async def rpc(self, method: str, timeout: float = 0.0, args: tuple[Any, ...] = ()) -> list[Any]:
         if self.fail:
             raise RuntimeError("engine busy")
         if method == "client_key":
             return ["key"]
+        if method == "kv_offer":
+            return [self.offer]
         assert method == "connect_drafts"
         names = sorted(endpoint["name"] for endpoint in args[0])
         self.told.append(names)
@@ -36,10 +39,12 @@ class Draft:
         self.silent = 0
         self.error: Exception | None = None
         self.keys: list[str] = []
+        self.offers: list[dict[str, Any]] = []
 
     def ask(self) -> Ask:
-        async def ask(key: str) -> Answers:
+        async def ask(key: str, offer: dict[str, Any]) -> Answers:
             self.keys.append(key)
+            self.offers.append(offer)
             if self.error is not None:
                 raise self.error
             return Answers([{"name": name, "address": f"tcp://{name}"} for name in self.replicas], self.silent)
@@ -114,3 +119,15 @@ async def test_a_failed_control_call_is_retried(engine: Engine) -> None:
 async def test_no_drafts_asks_nothing(engine: Engine) -> None:
     engine.fail = True
     await discovery(engine).look()
+
+
+async def test_the_offer_of_kv_follows_once_it_is_known(engine: Engine) -> None:
+    engine.offer = None
+    draft = Draft("a1")
+    looking = discovery(engine, a=draft)
+    await looking.look()
+    engine.offer = {"manifest": b"m", "arena": "x"}
+    await looking.look()
+    engine.offer = None  # asked no more
+    await looking.look()
+    assert draft.offers == [{}, {"manifest": b"m", "arena": "x"}, {"manifest": b"m", "arena": "x"}]

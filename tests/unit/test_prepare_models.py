@@ -223,7 +223,7 @@ class TestWeightsFingerprint:
 class TestShape:
     def test_llama(self, tmp_path: Path) -> None:
         shape = ModelShape.read(write_checkpoint(tmp_path / "model"))
-        assert shape == ModelShape("LlamaForCausalLM", 2, 2, 8, 8, 128, 5000.0)
+        assert shape == ModelShape("LlamaForCausalLM", 2, 2, 8, 8, 128, 5000.0, "")
 
     def test_rope_parameters_and_text_config(self, tmp_path: Path) -> None:
         text = {**CONFIG, "rope_parameters": {"rope_theta": 7.0}, "head_dim": 16}
@@ -231,6 +231,18 @@ class TestShape:
         (tmp_path / "config.json").write_text(json.dumps({"architectures": ["X"], "text_config": text}))
         shape = ModelShape.read(tmp_path)
         assert (shape.rope_theta, shape.head_dim, shape.kv_heads) == (7.0, 16, 4)
+        assert shape.rope_scaling == ""
+
+    @pytest.mark.parametrize(
+        "entry",
+        [
+            {"rope_parameters": {"rope_theta": 7.0, "rope_type": "yarn", "factor": 4.0}},
+            {"rope_scaling": {"type": "yarn", "factor": 4.0}},
+        ],
+    )
+    def test_scaled_positions_have_one_spelling(self, tmp_path: Path, entry: dict[str, Any]) -> None:
+        (tmp_path / "config.json").write_text(json.dumps(CONFIG | entry))
+        assert ModelShape.read(tmp_path).rope_scaling == '{"factor":4.0,"type":"yarn"}'
 
     def test_no_decoder(self, tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text("{}")
@@ -257,6 +269,9 @@ class TestCacheKey:
         options = [BuildOptions(4), BuildOptions(8), BuildOptions(4, "cuda"), BuildOptions(4, block_size=64)]
         assert len({cache_key("draft", o.as_key(), {}) for o in options}) == 4
 
+    def test_what_an_earlier_version_left_out_is_made_again(self, tmp_path: Path) -> None:
+        assert not cached(finished(tmp_path / "draft", rope_scaling=None), "k")
+
     def test_a_damaged_output_is_not_taken(self, tmp_path: Path) -> None:
         folder = finished(tmp_path / "draft")
         assert cached(folder, "k")
@@ -275,7 +290,7 @@ class TestCacheKey:
             Manifest.read(folder)
 
 
-def finished(folder: Path, key: str = "k") -> Path:
+def finished(folder: Path, key: str = "k", rope_scaling: str | None = "") -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "model.onnx").write_bytes(b"a graph")
     Manifest(
@@ -290,6 +305,7 @@ def finished(folder: Path, key: str = "k") -> Path:
         vocab_size=8,
         max_context=128,
         rope_theta=1e4,
+        rope_scaling=rope_scaling,
         created_by={},
     ).write(folder)
     return folder
