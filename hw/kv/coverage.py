@@ -17,7 +17,7 @@ def check_coverage(manifest: Manifest, rows: Sequence[Row], start: int, tokens: 
     starts inside a block; ``row_bytes_mismatch``; ``rows_overlap``; ``rows_incomplete`` when something needed is missing.
     """
     numerics = manifest.numerics
-    allowed = {Kind.KV, Kind.K, Kind.V}
+    allowed = {Kind.KV} if manifest.layout.opaque else {Kind.KV, Kind.K, Kind.V}
     needed = [(Kind.K, "keys"), (Kind.V, "values")]
     if numerics.k in QUANTISED:
         allowed.add(Kind.K_SCALE)
@@ -42,7 +42,9 @@ def check_coverage(manifest: Manifest, rows: Sequence[Row], start: int, tokens: 
 def _check_row(index: int, row: Row, manifest: Manifest, start: int, tokens: int, allowed: set[Kind]) -> None:
     geometry = manifest.geometry
     if row.kind not in allowed:
-        raise RecordError(Code.BAD_ROW, f"rows[{index}].kind", row.kind.name, "a kind the numerics call for")
+        raise RecordError(
+            Code.BAD_ROW, f"rows[{index}].kind", row.kind.name, "a kind the numerics and the layout call for"
+        )
     lowest, highest = geometry.first_layer, geometry.first_layer + geometry.layers
     if not lowest <= row.first_layer <= row.first_layer + row.layers <= highest:
         raise RecordError(Code.BAD_ROW, f"rows[{index}].layers", row.first_layer, "layers of the manifest")
@@ -53,7 +55,8 @@ def _check_row(index: int, row: Row, manifest: Manifest, start: int, tokens: int
     end = start + tokens
     aligned = not block or (row.first_token - start) % block == 0
     # only the last row along the tokens may end inside a block: elsewhere its padding would be read as tokens
-    whole = not block or row.tokens % block == 0 or row.first_token + row.tokens == end
+    last = row.first_token + row.tokens == end and not manifest.layout.opaque
+    whole = not block or row.tokens % block == 0 or last
     if not (aligned and whole):
         got = (row.first_token, row.tokens)
         raise RecordError(Code.BAD_ROW, f"rows[{index}].tokens", got, f"whole blocks of {block} tokens")

@@ -129,7 +129,8 @@ class Layout(_Part, frozen=True):
 
     ``packing`` is the order inside a (block, head): ``token_major`` is ``[tokens, dim]``; ``k_transposed`` holds K as
     ``[dim, tokens]`` and V as ``[tokens, dim]``; ``amx_vnni`` holds K as ``[tokens/16, dim/2, 16, 2]`` and V as
-    ``[dim/16, tokens/2, 16, 2]``; ``opaque:<name>`` is known only to the engine that wrote it.
+    ``[dim/16, tokens/2, 16, 2]``; ``opaque:<name>`` is known only to engines of that name, and moves as whole full blocks,
+    K and V together.
     """
 
     order: Order
@@ -215,6 +216,7 @@ class Manifest(_Part, frozen=True):
         even &= geometry.head_dim_v % 2 == 0 or numerics.v != "int4"
         self._check("geometry", even, "an even head dim for int4")
         self._check("rope", self.rope.rotary_dim <= geometry.head_dim, "rotary_dim at most head_dim")
+        self._check("geometry", not self.layout.opaque or geometry.block_tokens > 0, "block_tokens above 0 when opaque")
         if self.layout.packing == "amx_vnni":
             words = BITS[numerics.k] == BITS[numerics.v] == 16
             self._check("numerics", words, "16-bit K and V for amx_vnni")
