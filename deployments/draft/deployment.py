@@ -4,11 +4,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import ray
 from ray import serve
 
 from deployments.chain.faults import FaultPolicy
-from deployments.channel.zeromq import DraftServer
+from deployments.channel.server import DraftServer
 from deployments.config.models import DraftSpec
 from deployments.draft.build import build_engine
 from hw.providers import Tuning
@@ -45,13 +46,8 @@ class DraftDeployment:
         self._revoke_absent()
         self._seen[client_key] = time.monotonic()
         self._server.authorize(client_key)
-        endpoint = self._server.endpoint(self._engine.vocab_size)
-        return {
-            "name": endpoint.name,
-            "address": endpoint.address,
-            "server_key": endpoint.server_key,
-            "vocab_size": endpoint.vocab_size,
-        }
+        endpoint: dict[str, Any] = msgspec.to_builtins(self._server.endpoint(self._engine.vocab_size))
+        return endpoint
 
     def _revoke_absent(self) -> None:
         """Targets ask every second; one that has not for a lease's time is gone."""

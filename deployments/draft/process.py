@@ -12,8 +12,10 @@ import os
 import sys
 from pathlib import Path
 
+import msgspec
+
 from deployments.chain.faults import FaultPolicy
-from deployments.channel.zeromq import DraftServer
+from deployments.channel.server import DraftServer
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -48,18 +50,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     server = DraftServer(engine, args.host, f"draft-{os.getpid()}", FaultPolicy())
     server.start()
-    endpoint = server.endpoint(engine.vocab_size)
-    print(
-        json.dumps(
-            {
-                "name": endpoint.name,
-                "address": endpoint.address,
-                "server_key": endpoint.server_key,
-                "vocab_size": endpoint.vocab_size,
-            }
-        ),
-        flush=True,
-    )
+    print(json.dumps(msgspec.to_builtins(server.endpoint(engine.vocab_size))), flush=True)
     for line in sys.stdin:
         request = json.loads(line)
         if "authorize" in request:

@@ -9,7 +9,8 @@ import msgspec
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.worker.gpu_worker import Worker as VllmGpuWorker
 
-from deployments.channel.zeromq import Endpoint, KeyPair, ZmqChannel
+from deployments.channel.connect import connect
+from deployments.channel.endpoint import Endpoint, KeyPair
 from deployments.target.acceptance import AcceptanceSampler
 from deployments.target.lent_cores import LentCores
 from deployments.target.proposer import ChainProposer
@@ -80,10 +81,10 @@ class ChainWorker:
         channels: dict[str, Any] = {}
         for name, endpoint in wanted.items():
             known = current.get(name)
-            if isinstance(known, ZmqChannel) and known.endpoint == endpoint:
+            if getattr(known, "endpoint", None) == endpoint:
                 channels[name] = known
             else:
-                channels[name] = ZmqChannel(endpoint, self._keys, self._proposer.faults)
+                channels[name] = connect(endpoint, self._keys, self._proposer.faults)
         rounds.set_channels(channels)
         return sorted(channels)
 

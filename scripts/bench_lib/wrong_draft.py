@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from zlib import crc32
 
+import msgspec
+
 from deployments.chain.protocol import PROTOCOL_VERSION, Commit, Draft, Drafts, Step
 
 
@@ -68,16 +70,13 @@ def main() -> None:
     os.sched_setaffinity(0, {args.core})
 
     from deployments.chain.faults import FaultPolicy
-    from deployments.channel.zeromq import DraftServer
+    from deployments.channel.server import DraftServer
 
     name = f"wrong-{os.getpid()}"
     token = None if args.say is None else token_of(args.say, args.tokenizer)
     server = DraftServer(WrongDrafter(name, args.vocab_size, token), "127.0.0.1", name, FaultPolicy())
     server.start()
-    endpoint = server.endpoint(args.vocab_size)
-    print(
-        json.dumps({key: getattr(endpoint, key) for key in ("name", "address", "server_key", "vocab_size")}), flush=True
-    )
+    print(json.dumps(msgspec.to_builtins(server.endpoint(args.vocab_size))), flush=True)
     for line in sys.stdin:
         command = json.loads(line)
         if "authorize" in command:

@@ -6,7 +6,7 @@ Both ends are processes of their own, each bound to one core. All times are mill
 import tempfile
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from scripts.bench_lib.child import python
 from scripts.bench_lib.engine import DRAFT_TIMEOUT_S
@@ -17,7 +17,21 @@ from scripts.profile_lib.hops_near import HOPS
 from scripts.profile_lib.section import Setting, Tell, running
 
 MESSAGES = 100  # of each kind in each repetition
-MODES = ("quiet", "computing")  # what the draft does between two messages
+
+
+class Mode(NamedTuple):
+    """``computes``: what the draft does between two messages."""
+
+    transport: str
+    computes: bool
+
+
+MODES = {
+    "quiet, Unix": Mode("unix", False),
+    "computing, Unix": Mode("unix", True),
+    "quiet, ZeroMQ": Mode("zeromq", False),
+    "computing, ZeroMQ": Mode("zeromq", True),
+}
 
 
 def measure(setting: Setting, tell: Tell) -> dict[str, Any]:
@@ -40,7 +54,7 @@ def measure(setting: Setting, tell: Tell) -> dict[str, Any]:
             missed[what] += answer["missed"]
     for mode in MODES:
         if not hops[mode]:
-            raise RuntimeError(f"none of {missed[mode]} messages to a {mode} draft was answered in time")
+            raise RuntimeError(f"none of {missed[mode]} messages ({mode} draft) was answered in time")
     return {
         "hops": {mode: {hop: figures([each[hop] for each in hops[mode]]) for hop in HOPS} for mode in MODES},
         "missed": missed,
@@ -51,16 +65,17 @@ def measure(setting: Setting, tell: Tell) -> dict[str, Any]:
 def one_mode(setting: Setting, mode: str) -> dict[str, Any]:
     """``hops`` of each answered message and how many were ``missed``."""
     near_core, far_core = setting.two_cores()
-    command = python("scripts.profile_lib.hops_far", *(["--compute"] if mode == "computing" else []))
+    transport, computes = MODES[mode]
+    command = python("scripts.profile_lib.hops_far", *(["--compute"] if computes else []))
     with (
-        running(f"far-{mode}", command, _environment(), (far_core,), setting.logs) as far,
+        running(f"far-{transport}", command, _environment(), (far_core,), setting.logs) as far,
         running(
-            f"near-{mode}", python("scripts.profile_lib.hops_near"), _environment(), (near_core,), setting.logs
+            f"near-{transport}", python("scripts.profile_lib.hops_near"), _environment(), (near_core,), setting.logs
         ) as near,
     ):
         endpoint = far.ask(DRAFT_TIMEOUT_S, command="endpoint")
         far.ask(DRAFT_TIMEOUT_S, command="authorize", **near.ask(DRAFT_TIMEOUT_S, command="key"))
-        return near.ask(DRAFT_TIMEOUT_S, command="measure", endpoint=endpoint, messages=MESSAGES)
+        return near.ask(DRAFT_TIMEOUT_S, command="measure", endpoint=endpoint, transport=transport, messages=MESSAGES)
 
 
 def bare(setting: Setting, kind: str) -> list[float]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from deployments.chain.faults import FaultPolicy
 from deployments.chain.protocol import Drafts, Step
-from deployments.channel.zeromq import DraftServer
+from deployments.channel.server import DraftServer
 from scripts.bench_lib.wrong_draft import WrongDrafter
 from scripts.profile_lib.commands import serve
 

@@ -8,8 +8,10 @@ import time
 import msgspec
 
 from deployments.chain.faults import FaultPolicy
-from deployments.chain.protocol import PROTOCOL_VERSION, Commit, Drafts, Step
-from deployments.channel.zeromq import Endpoint, KeyPair, ZmqChannel
+from deployments.chain.protocol import PROTOCOL_VERSION, Commit, DraftChannel, Drafts, Step
+from deployments.channel.endpoint import Endpoint, KeyPair
+from deployments.channel.unix import UnixChannel
+from deployments.channel.zeromq import ZmqChannel
 from scripts.profile_lib.busy import STEP_S, WARM_UP, compute
 from scripts.profile_lib.commands import serve
 
@@ -22,6 +24,9 @@ HOPS = {
     "round_trip": "all of it",
     "transport": "out and back, without queue and step",
 }
+
+
+CHANNELS: dict[str, type[UnixChannel] | type[ZmqChannel]] = {"unix": UnixChannel, "zeromq": ZmqChannel}
 
 
 def hops(sent: float, posted: float, answer: Drafts, back: float) -> dict[str, float]:
@@ -50,12 +55,12 @@ class NearEnd:
     def key(self) -> dict[str, str]:
         return {"key": self._keys.public}
 
-    def measure(self, endpoint: dict[str, object], messages: int) -> dict[str, object]:
-        """Send ``messages``, each after some computing: hops of those that were answered, and how many were not.
+    def measure(self, endpoint: dict[str, object], transport: str, messages: int) -> dict[str, object]:
+        """Send ``messages`` over one of :data:`CHANNELS`, each after some computing: hops of those that were answered, and how many were not.
 
-        Raises ``ConnectionError`` when the draft never answers.
+        Raises ``OSError`` when there is no connection or the draft never answers.
         """
-        channel = ZmqChannel(msgspec.convert(endpoint, Endpoint), self._keys, self._faults)
+        channel = CHANNELS[transport](msgspec.convert(endpoint, Endpoint), self._keys, self._faults)
         try:
             first = self._connect(channel)
             found, missed = [], 0
@@ -72,7 +77,7 @@ class NearEnd:
             channel.close()
         return {"hops": found, "missed": missed}
 
-    def _connect(self, channel: ZmqChannel) -> int:
+    def _connect(self, channel: DraftChannel) -> int:
         """Send until one is answered; returns the next free number."""
         until = time.monotonic() + self._faults.rpc_timeout_s
         number = 0
@@ -83,7 +88,7 @@ class NearEnd:
             time.sleep(self._faults.draft_deadline_min_s)
         raise ConnectionError(f"the draft's end did not answer: {dict(channel.dropped)}")
 
-    def _send(self, channel: ZmqChannel, number: int) -> dict[str, float] | None:
+    def _send(self, channel: DraftChannel, number: int) -> dict[str, float] | None:
         """One message and its answer, as a step with one sequence at batch 1."""
         commits = [Commit("profile", 0, 3, [1, 2, 3], 2)]
         step = Step(PROTOCOL_VERSION, "profile", number, self._faults.draft_deadline_s, commits, [])

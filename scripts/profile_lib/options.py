@@ -11,9 +11,9 @@ SECTIONS = ("channel", "contention", "steps")
 
 EPILOG = """\
 sections
-  channel      One message between target and draft over the real channel (ZeroMQ, CURVE), hop by hop: out, waiting for the
-               draft's step, back; while the draft's core is quiet and while it computes. Beside it the bare round trip of a
-               Unix socket, ZeroMQ ipc, tcp, and tcp with CURVE: what the channel is made of. Needs no models.
+  channel      One message between target and draft over the real channel (Unix socket, and ZeroMQ with CURVE), hop by hop: out,
+               waiting for the draft's step, back; while the draft's core is quiet and while it computes. Beside it the bare
+               round trip of a Unix socket, ZeroMQ ipc, tcp, and tcp with CURVE: what the channel is made of. Needs no models.
   contention   A plain step of the target on its own cores, alone and beside a draft that computes all the time on another
                core, and a step of that draft, alone and beside the target; for each MODELS/draft-* with 1 and 2 rows in its
                batch. They share nothing but memory: how much slower both get is what a second core is worth here.

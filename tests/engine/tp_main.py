@@ -1,8 +1,9 @@
-"""Run by test_tensor_parallel in a process of its own: a two-rank target, with and without a drafter over ZeroMQ."""
+"""Run by test_tensor_parallel in a process of its own: a two-rank target, with and without a drafter over the channel."""
 
 import json
 import sys
 
+import msgspec
 import torch
 
 
@@ -32,7 +33,7 @@ def main() -> None:
     from vllm import LLM, SamplingParams
 
     from deployments.chain.faults import FaultPolicy
-    from deployments.channel.zeromq import DraftServer
+    from deployments.channel.server import DraftServer
     from tests.fakes import FakeDrafter, half_right
 
     source, folder = sys.argv[1:]
@@ -60,9 +61,7 @@ def main() -> None:
     keys = llm.collective_rpc("client_key")
     server.authorize(keys[0])
     server.start()
-    endpoint = server.endpoint()
-    entry = {"name": endpoint.name, "address": endpoint.address, "server_key": endpoint.server_key}
-    connected = llm.collective_rpc("connect_drafts", args=([entry],))
+    connected = llm.collective_rpc("connect_drafts", args=([msgspec.to_builtins(server.endpoint())],))
     drafted = llm.generate(prompts, params, use_tqdm=False)
     print(
         "RESULT"

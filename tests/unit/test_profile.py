@@ -288,8 +288,9 @@ def two_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setting:
     return setting(tmp_path, Cores.split(os.sched_getaffinity(0)), 1)
 
 
-def test_hops_over_the_real_channel(two_cores: Setting) -> None:
-    answer = channel.one_mode(two_cores, "computing")
+@pytest.mark.parametrize("mode", ["computing, Unix", "computing, ZeroMQ"])
+def test_hops_over_the_real_channel(two_cores: Setting, mode: str) -> None:
+    answer = channel.one_mode(two_cores, mode)
     assert len(answer["hops"]) + answer["missed"] == 3
     for hop in answer["hops"]:
         assert all(value > 0 for value in hop.values())
