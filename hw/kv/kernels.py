@@ -20,7 +20,13 @@ from hw.kv.layouts import AMX_VNNI, K_TRANSPOSED, Kind
 _U = numba.uint64  # unsigned indices: no wrap-around checks
 _TILE = 16  # elements of a tile's side
 
-_compiled = numba.njit(nogil=True, error_model="numpy", boundscheck=False, cache=True)
+
+def _compiled(function: Any) -> Any:
+    options = {"nogil": True, "error_model": "numpy", "boundscheck": False}
+    try:
+        return numba.njit(function, cache=True, **options)
+    except RuntimeError:  # neither this folder nor the user's cache can be written
+        return numba.njit(function, **options)
 
 
 def _pointer(context: Any, builder: Any, array_type: Any, array: Any, index: Any, lanes: int) -> Any:
@@ -72,38 +78,54 @@ def _join_pairs(typing: Any, source: Any, even: Any, odd: Any, target: Any, at: 
     return numba.types.void(source, numba.uint64, numba.uint64, target, numba.uint64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def _transpose_tile(typing: Any, source: Any, at: Any, row: Any, target: Any, to: Any, to_row: Any) -> Any:
-    """``target[c, r] = source[r, c]`` for 16 x 16 elements whose rows are ``row`` and ``to_row`` apart.
+def _tile(source: Any, target: Any, height: int) -> Any:
+    """``target[c, r] = source[r, c]`` for ``height`` x 16 elements whose rows are ``row`` and ``to_row`` apart.
 
-    Four rounds of zipping row i with row i + 8.
+    Four rounds of zipping row i with row i + 8. With 32 rows their pairs are zipped first, and are one element from then
+    on: a half-word shuffle costs several of a word, and whole cache lines are stored.
     """
+    halves = (_lanes(_ZIPPED[:_TILE]), _lanes(_ZIPPED[_TILE:]))
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         array, at, row, out, to, to_row = arguments
-        align = signature.args[0].dtype.bitwidth // 8
+        bits = signature.args[0].dtype.bitwidth
 
-        def places(array_type: Any, data: Any, start: Any, step: Any) -> list[Any]:
-            indices = [builder.add(start, builder.mul(step, ir.Constant(step.type, n))) for n in range(_TILE)]
-            return [_pointer(context, builder, array_type, data, index, _TILE) for index in indices]
+        def places(array_type: Any, data: Any, start: Any, step: Any, rows: int, lanes: int) -> list[Any]:
+            indices = [builder.add(start, builder.mul(step, ir.Constant(step.type, n))) for n in range(rows)]
+            return [_pointer(context, builder, array_type, data, index, lanes) for index in indices]
 
-        rows = [builder.load(place, align=align) for place in places(signature.args[0], array, at, row)]
-        halves = (_lanes(_ZIPPED[:_TILE]), _lanes(_ZIPPED[_TILE:]))
+        rows = [
+            builder.load(place, align=bits // 8) for place in places(signature.args[0], array, at, row, height, _TILE)
+        ]
+        if height == 2 * _TILE:
+            words = ir.VectorType(ir.IntType(2 * bits), _TILE)
+            zipped = [builder.shuffle_vector(rows[n], rows[n + 1], _lanes(_ZIPPED)) for n in range(0, height, 2)]
+            rows = [builder.bitcast(pair, words) for pair in zipped]
         for _ in range(4):
             rows = [
                 builder.shuffle_vector(rows[n], rows[n + _TILE // 2], half)
                 for n in range(_TILE // 2)
                 for half in halves
             ]
-        for vector, place in zip(rows, places(signature.args[3], out, to, to_row), strict=True):
-            builder.store(vector, place, align=align)
+        for vector, place in zip(rows, places(signature.args[3], out, to, to_row, _TILE, height), strict=True):
+            builder.store(builder.bitcast(vector, place.type.pointee), place, align=bits // 8)
         return context.get_dummy_value()
 
     unsigned = numba.uint64
     return numba.types.void(source, unsigned, unsigned, target, unsigned, unsigned), generate
 
 
-@_compiled  # type: ignore[untyped-decorator]
+@intrinsic  # type: ignore[untyped-decorator]
+def _tile16(typing: Any, source: Any, at: Any, row: Any, target: Any, to: Any, to_row: Any) -> Any:
+    return _tile(source, target, _TILE)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _tile32(typing: Any, source: Any, at: Any, row: Any, target: Any, to: Any, to_row: Any) -> Any:
+    return _tile(source, target, 2 * _TILE)
+
+
+@_compiled
 def _transpose(source, starts, target, ends, rows, columns, source_row, target_row):  # type: ignore[no-untyped-def]
     """``target[columns, rows] = source[rows, columns].T`` for every pair of starts and ends."""
     for i in range(_U(starts.shape[0])):
@@ -111,10 +133,21 @@ def _transpose(source, starts, target, ends, rows, columns, source_row, target_r
             for r in range(_U(0), _U(rows), _U(_TILE)):
                 at = _U(starts[i]) + r * _U(source_row) + c
                 to = _U(ends[i]) + c * _U(target_row) + r
-                _transpose_tile(source, at, _U(source_row), target, to, _U(target_row))
+                _tile16(source, at, _U(source_row), target, to, _U(target_row))
 
 
-@_compiled  # type: ignore[untyped-decorator]
+@_compiled
+def _transpose_halves(source, starts, target, ends, rows, columns, source_row, target_row):  # type: ignore[no-untyped-def]
+    """The same for 16-bit elements and a multiple of 32 rows."""
+    for i in range(_U(starts.shape[0])):
+        for c in range(_U(0), _U(columns), _U(_TILE)):
+            for r in range(_U(0), _U(rows), _U(2 * _TILE)):
+                at = _U(starts[i]) + r * _U(source_row) + c
+                to = _U(ends[i]) + c * _U(target_row) + r
+                _tile32(source, at, _U(source_row), target, to, _U(target_row))
+
+
+@_compiled
 def _split_values(source, starts, target, ends, pairs, groups):  # type: ignore[no-untyped-def]
     """AMX values ``[groups, pairs, 16, 2]`` to ``[2 * pairs, groups * 16]``."""
     dim = _U(groups) * _U(_TILE)
@@ -126,7 +159,7 @@ def _split_values(source, starts, target, ends, pairs, groups):  # type: ignore[
                 _split_pairs(source, at, target, even, even + dim)
 
 
-@_compiled  # type: ignore[untyped-decorator]
+@_compiled
 def _join_values(source, starts, target, ends, pairs, groups):  # type: ignore[no-untyped-def]
     """The inverse of :func:`_split_values`."""
     dim = _U(groups) * _U(_TILE)
@@ -173,15 +206,17 @@ def move(
         loop = _join_values if writing else _split_values
         arguments = (tokens // 2, dim // 16)
     else:
-        strip = np.arange(tokens // _TILE)  # 16 tokens: [dim, 16] in the cache and [16, dim] in the rows
-        in_cache = in_cache[..., None] + strip * (_TILE * dim if amx else _TILE)
-        in_rows = in_rows[..., None] + strip * _TILE * dim
         if unit == 2:
             cache, canonical, in_cache, in_rows = cache.view("u4"), canonical.view("u4"), in_cache // 2, in_rows // 2
-        dim //= unit
-        loop = _transpose
+            dim //= 2
+        # A strip is [dim, strip] in the cache and [strip, dim] in the rows.
+        strip = 2 * _TILE if cache.itemsize == 2 and tokens % (2 * _TILE) == 0 else _TILE
+        step = np.arange(0, tokens, strip)
+        in_cache = in_cache[..., None] + step * (dim if amx else 1)
+        in_rows = in_rows[..., None] + step * dim
         cache_row = _TILE if amx else tokens
-        arguments = (_TILE, dim, dim, cache_row) if writing else (dim, _TILE, cache_row, dim)
+        arguments = (strip, dim, dim, cache_row) if writing else (dim, strip, cache_row, dim)
+        loop = _transpose_halves if cache.itemsize == 2 and arguments[0] % (2 * _TILE) == 0 else _transpose
     ends = (canonical, in_rows.reshape(-1)), (cache, in_cache.reshape(-1))
     (source, starts), (target, stops) = ends if writing else ends[::-1]
     loop(source, starts, target, stops, *arguments)

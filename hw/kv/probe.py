@@ -64,8 +64,8 @@ def packing_of(tensor: torch.Tensor, backend: str, *, isa: str | None = None) ->
     if tensor.device.type == "cpu" and backend == _CPU_BACKEND:
         if tensor.ndim != 4 or tensor.shape[3] % 2 or not tensor[0].is_contiguous():
             return f"{OPAQUE}{backend.lower()}"
-        _, heads, block_tokens, content = tensor.shape
-        return probe_packing(tensor.dtype, block_tokens, content // 2, heads=heads, isa=isa)
+        _, _, block_tokens, content = tensor.shape
+        return probe_packing(tensor.dtype, block_tokens, content // 2, isa=isa)
     floats = tensor.dtype in (torch.float32, torch.float16, torch.bfloat16)
     known = backend in _SPLIT_IN_TOKEN and tensor.ndim in (4, 5)
     if floats and known and tensor.stride(-1) == 1 and (tensor.ndim == 5 or tensor.shape[3] % 2 == 0):
@@ -76,13 +76,15 @@ def packing_of(tensor: torch.Tensor, backend: str, *, isa: str | None = None) ->
 def _sentinels(tokens: int, heads: int, dim: int, dtype: torch.dtype) -> torch.Tensor:
     """``[tokens, heads, dim]``, no two elements of a head alike as far as the dtype can tell; never zero.
 
-    Sixteen-bit types cannot count that far in steps of one: the bit patterns of normal numbers are counted instead.
+    Sixteen-bit types cannot count that far in steps of one: the bit patterns of normal numbers are counted instead, which
+    is enough for two heads of 128 x 224 elements.
     """
     count = torch.arange(tokens * heads * dim, dtype=torch.int32).view(tokens, heads, dim)
     if dtype == torch.float32:
         return (count + 1).to(dtype)
     lowest, normal = (0x0400, 0x7800) if dtype == torch.float16 else (0x0080, 0x7F00)
-    return (count % normal + lowest).to(torch.int16).view(dtype)
+    negative = (count // normal % 2) << 15
+    return (count % normal + lowest + negative).to(torch.int16).view(dtype)
 
 
 def _write(keys: torch.Tensor, values: torch.Tensor, cache: torch.Tensor, isa: str) -> None:
