@@ -104,6 +104,8 @@ class PagedCache:
         tensor of the cache's dtype on its device. Raises CacheError before anything is copied.
         """
         ids = self._checked(block_ids, start, stop)
+        if isinstance(out, np.ndarray) and not out.flags.writeable:
+            raise CacheError("out is read-only")
         target = (
             torch.empty(self.shape(stop - start), dtype=self.torch_dtype, device=self.device)
             if out is None
@@ -136,8 +138,9 @@ class PagedCache:
         shape = (self.layers, len(ids), raw[0].shape[1])
         if out is None:
             out = np.empty(shape, np.uint8)
-        elif out.shape != shape or out.dtype != np.uint8:
-            raise CacheError(f"out is {out.dtype} {out.shape}; raw blocks need uint8 {shape}")
+        elif out.shape != shape or out.dtype != np.uint8 or not out.flags.writeable:
+            access = "writable" if out.flags.writeable else "read-only"
+            raise CacheError(f"out is {access} {out.dtype} {out.shape}; raw blocks need writable uint8 {shape}")
         index = torch.from_numpy(ids).to(self.device)
         for layer, tensor in enumerate(raw):
             if tensor.device.type == "cpu" and out[layer].flags.c_contiguous:
@@ -292,11 +295,21 @@ class PagedCache:
 
 
 def _from_numpy(array: npt.NDArray[Any]) -> torch.Tensor:
-    if not array.flags.writeable:
-        array = array.view()  # torch warns about read-only arrays; sources are only read
+    """A tensor over an array's memory; uint16 is bfloat16. Only to be read when the array is read-only."""
+    if not array.flags.writeable:  # a reader's view of shared memory; torch knows no read-only tensors and would warn
+        array = np.asarray(_Alias(array))
     if array.dtype == np.uint16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
+
+
+class _Alias:
+    """Another array over the same memory, without the read-only mark."""
+
+    def __init__(self, array: npt.NDArray[Any]) -> None:
+        self._array = array  # keeps the memory alive
+        facts = array.__array_interface__
+        self.__array_interface__ = {**facts, "data": (facts["data"][0], False)}
 
 
 def _kinds_axis(tensor: torch.Tensor, given: int | None) -> int | None:

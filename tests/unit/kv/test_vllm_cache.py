@@ -122,6 +122,22 @@ def test_other_float_types_and_strides_are_converted_on_the_way(arrangement: str
     assert torch.equal(cache.read([0, 2], 0, 64).float(), (exact + 2.0**-12).to(torch.bfloat16).float())
 
 
+@pytest.mark.filterwarnings("error")
+def test_read_only_memory_can_be_written_from_but_not_read_into() -> None:
+    cache, tokens = built("cpu_amx", 32, 32, np.uint16)
+    frozen = np.frombuffer(sequence(tokens, [5], 32).tobytes(), np.uint16).reshape(cache.shape(32))
+    cache.write([2], 0, frozen)
+    assert np.array_equal(bits(cache.read([2], 0, 32)), frozen)
+    raw = cache.read_raw([5])
+    raw.flags.writeable = False
+    cache.write_raw([3], raw)
+    assert np.array_equal(bits(cache.read([3], 0, 32)), frozen)
+    with pytest.raises(CacheError, match="read-only"):
+        cache.read([1], 0, 32, frozen)
+    with pytest.raises(CacheError, match="read-only"):
+        cache.read_raw([1], raw)
+
+
 def test_kernels_take_the_packed_kinds_and_leave_the_rest() -> None:
     """The compiled loops are really used where they should be: their absence would only be slow."""
     for arrangement, wanted in (("cpu_amx", [True, True]), ("cpu_vec", [True, False]), ("LBHNC", [False, False])):
