@@ -83,3 +83,28 @@ def test_registered_tensors_are_classified_by_backend() -> None:
     assert packing_of(head_major.to(torch.uint8), "FLASH_ATTN") == "opaque:flash_attn"
     assert packing_of(head_major, "SOMETHING_NEW") == "opaque:something_new"
     assert packing_of(torch.zeros(4, 16, 576, device="meta"), "FLASH_ATTN") == "opaque:flash_attn"
+
+
+@pytest.mark.parametrize("name", ["LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC"])
+def test_views_that_vllm_makes_for_gpu_backends_are_read_in_one_run(name: str) -> None:
+    """GPU backends split a token's content into key and value; the allocation and its strides are vLLM's own."""
+    from vllm.v1 import kv_cache_interface as vllm_cache
+    from vllm.v1.kv_cache_layout import KVCacheLayout
+
+    layout = KVCacheLayout[name]
+    spec = vllm_cache.FullAttentionSpec(block_size=32, num_kv_heads=HEADS, head_size=DIM, dtype=torch.bfloat16)
+    layer, block, *_ = vllm_cache.compute_layout_strides(spec, BLOCKS, LAYERS, layout, None)
+    names = [f"layers.{i}" for i in range(LAYERS)]
+    size = LAYERS * BLOCKS * spec.page_size_bytes
+    place = vllm_cache.KVCacheTensor(size=size, layers=names, layer_stride=layer, block_stride=block)
+    raw = torch.zeros(size, dtype=torch.int8)
+    tensors = vllm_cache.create_kv_cache_views(raw, spec, BLOCKS, layout, place)
+    for tensor in tensors:
+        tensor.copy_(torch.randn(tensor.shape))
+    cache = PagedCache(dict(zip(names, tensors, strict=True)), packing="token_major")
+    halves = [tensor[..., part * DIM : (part + 1) * DIM] for tensor in tensors for part in (0, 1)]
+    want = torch.stack([torch.cat((half[4], half[1]), dim=1)[:, 5:50] for half in halves])
+    assert torch.equal(cache.read([4, 1], 5, 50), want)
+    cache.write([4, 1], 5, want.flip(2))
+    assert torch.equal(torch.stack([torch.cat((h[4], h[1]), dim=1)[:, 5:50] for h in halves]), want.flip(2))
+    assert len(cache._runs) == 1
