@@ -41,13 +41,13 @@ class DraftDeployment:
         self._server.start()
         self._seen: dict[str, float] = {}  # target key: when it last asked
 
-    def endpoint(self, client_key: str) -> dict[str, Any]:
-        """Let the target with this CURVE public key in, and tell it where to connect."""
+    def endpoint(self, client_key: str, kv_offer: dict[str, Any]) -> dict[str, Any]:
+        """Let the target with this CURVE public key in, and tell it where to connect and how to send its KV."""
         self._revoke_absent()
         self._seen[client_key] = time.monotonic()
         self._server.authorize(client_key)
         endpoint: dict[str, Any] = msgspec.to_builtins(self._server.endpoint(self._engine.vocab_size))
-        return endpoint
+        return endpoint | {"kv": self._engine.meet(kv_offer)}
 
     def _revoke_absent(self) -> None:
         """Targets ask every second; one that has not for a lease's time is gone."""

@@ -3,6 +3,7 @@
 Prints one JSON line (its endpoint) once it can be used, then obeys JSON lines on standard input until that closes::
 
     {"authorize": KEY}   let a target in by its CURVE public key
+    {"meet": {"manifest": HEX, "arena": NAME}}   print how that target should send its KV, as {"kv": LINK}
     {"stats": true}      print one JSON line of counters
 """
 
@@ -55,6 +56,11 @@ def main(argv: list[str] | None = None) -> int:
         request = json.loads(line)
         if "authorize" in request:
             server.authorize(request["authorize"])
+        if "meet" in request:
+            offer = request["meet"]
+            if offer:
+                offer = {**offer, "manifest": bytes.fromhex(offer["manifest"])}
+            print(json.dumps({"kv": engine.meet(offer)}), flush=True)
         if request.get("stats"):
             print(json.dumps({**engine.stats(), **server.stats()}), flush=True)
     server.stop()

@@ -12,6 +12,7 @@ from deployments.chain.faults import FaultPolicy
 from deployments.target.kv_cache import NotMovable, fingerprints, open_cache, target_manifest
 from deployments.target.kv_export import KvExport
 from deployments.target.settings import ChainSettings
+from hw.kv import kernels
 from hw.kv.codes import Refused
 from hw.kv.vllm_cache import CacheError
 from hw.onnx.checkpoint import CheckpointError
@@ -35,16 +36,16 @@ class KvLink:
         self._faults = faults
         self._offer: Offer | None = NO_OFFER if not settings.kv_mib or _ranks(runner) > 1 else None
         self._fingerprints: tuple[str, str] | Exception | None = None
-        self._thread: threading.Thread | None = None
+        self._thread: threading.Thread | None = None  # before the offer
 
     def offer(self) -> Offer | None:
         """``{"manifest": bytes, "arena": name}``; None while it is not known yet, ``NO_OFFER`` when this KV goes nowhere."""
         if self._offer is not None:
             return self._offer
-        if self._thread is None:  # every weight of a checkpoint that was not prepared is read
+        if self._thread is None:  # every weight of a checkpoint that was not prepared is read, and loops are compiled
             self._thread = threading.Thread(target=self._read, name="kv fingerprints", daemon=True)
             self._thread.start()
-            self._thread.join(self._faults.kv_lease_s / 2)  # of one that was, it takes milliseconds
+            self._thread.join(self._faults.kv_lease_s / 2)  # else it takes milliseconds
         if self._fingerprints is None:
             return None
         self._offer = self._open(self._fingerprints)
@@ -57,6 +58,7 @@ class KvLink:
 
     def _read(self) -> None:
         try:
+            kernels.warm_up()
             self._fingerprints = fingerprints(Path(self._runner.model_config.model))
         except Exception as error:
             self._fingerprints = error

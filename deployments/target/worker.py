@@ -12,6 +12,7 @@ from vllm.v1.worker.gpu_worker import Worker as VllmGpuWorker
 from deployments.channel.connect import connect
 from deployments.channel.endpoint import Endpoint, KeyPair
 from deployments.target.acceptance import AcceptanceSampler
+from deployments.target.kv_link import KvLink
 from deployments.target.lent_cores import LentCores
 from deployments.target.proposer import ChainProposer
 from deployments.target.sampler import KeyedSampler
@@ -42,6 +43,7 @@ class ChainWorker:
         self._proposer = proposer
         self._keys = KeyPair.new()
         self._cores = LentCores(proposer.settings.own_threads)
+        self._kv = KvLink(runner, proposer.settings, proposer.faults)
 
     def execute_model(self, scheduler_output: Any) -> ModelRunnerOutput | None:
         ended = set(scheduler_output.finished_req_ids)
@@ -60,6 +62,7 @@ class ChainWorker:
         proposer = getattr(self, "_proposer", None)
         if proposer is not None:
             proposer.rounds.close()
+            self._kv.close()
         super().shutdown()  # type: ignore[misc]
 
     # --- control calls --------------------------------------------------------------------------------------------
@@ -67,6 +70,10 @@ class ChainWorker:
     def client_key(self) -> str:
         """CURVE public key (z85) that a draft must authorise before it hears from this target."""
         return self._keys.public
+
+    def kv_offer(self) -> dict[str, Any] | None:
+        """What a draft must know to decide whether it takes this engine's KV; see :meth:`KvLink.offer`."""
+        return self._kv.offer()
 
     def connect_drafts(self, endpoints: list[dict[str, Any]]) -> list[str]:
         """Make ``endpoints`` the complete set of drafts; returns the names now connected.
@@ -86,6 +93,8 @@ class ChainWorker:
             else:
                 channels[name] = connect(endpoint, self._keys, self._proposer.faults)
         rounds.set_channels(channels)
+        self._kv.connect(endpoints)
+        rounds.send_kv(self._kv.export)
         return sorted(channels)
 
     def take_trace(self, chain_id: str) -> dict[str, Any] | None:
