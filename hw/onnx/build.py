@@ -42,6 +42,7 @@ class BuildOptions:
 
     ``bits`` 4: k-quant, asymmetric, the sensitive layers at 8 bits (0.81 greedy agreement with the bf16 target where
     plain INT4 has 0.71). ``bits`` 8: symmetric, 0.96.
+    ``bits`` 32: not quantised, for comparisons that must be exact.
     """
 
     bits: int
@@ -49,14 +50,19 @@ class BuildOptions:
     block_size: int = 32
 
     def __post_init__(self) -> None:
-        if self.bits not in (4, 8):
-            raise ValueError(f"bits is {self.bits}; 4 and 8 can be built")
+        if self.bits not in (4, 8, 32):
+            raise ValueError(f"bits is {self.bits}; 4, 8 and 32 can be built")
         if self.provider not in PROVIDERS:
             raise ValueError(f"provider {self.provider!r} is unknown; known are {', '.join(PROVIDERS)}")
 
     @property
     def algo(self) -> str:
-        return "k_quant_mixed" if self.bits == 4 else "default"
+        return {4: "k_quant_mixed", 8: "default", 32: "none"}[self.bits]
+
+    @property
+    def name(self) -> str:
+        """Of the folder it is kept in."""
+        return "draft-fp32" if self.bits == 32 else f"draft-int{self.bits}"
 
     def as_key(self) -> dict[str, Any]:
         """What of it decides the result, for the cache key."""
@@ -74,15 +80,24 @@ def builder_command(checkpoint: Path, out: Path, cache: Path, options: BuildOpti
     ``prune_lm_head``: logits of the last position only. A draft never needs others, and a prefill of 512 tokens gets a
     fifth cheaper.
     """
-    extra = ["hf_token=false", f"block_size={options.block_size}", "prune_lm_head=true"]
+    extra = ["hf_token=false", "prune_lm_head=true"]
+    if options.bits < 32:
+        extra += [f"block_size={options.block_size}"]
     if options.bits == 4:
         extra += ["is_symmetric=false", f"algo_config={options.algo}"]
-    else:
+    elif options.bits == 8:
         extra += ["shared_embeddings=true"]
-    if PROVIDERS[options.provider] == "cpu":
+    if options.bits < 32 and PROVIDERS[options.provider] == "cpu":
         extra += ["accuracy_level=4"]  # int8 activations: three times as fast as float32 on several tokens, as exact
     command = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", str(checkpoint), "-o", str(out)]
-    command += ["-p", f"int{options.bits}", "-e", PROVIDERS[options.provider], "-c", str(cache)]
+    command += [
+        "-p",
+        "fp32" if options.bits == 32 else f"int{options.bits}",
+        "-e",
+        PROVIDERS[options.provider],
+        "-c",
+        str(cache),
+    ]
     return [*command, "--extra_options", *extra]
 
 

@@ -144,7 +144,7 @@ class Preparation:
 
     def draft(self, checkpoint: Path, options: BuildOptions) -> Path:
         """The ONNX draft of a checkpoint, built if it is not there."""
-        folder = self.out / f"draft-int{options.bits}"
+        folder = self.out / options.name
         tools = tool_versions("onnxruntime-genai", "onnxruntime", "transformers")
         source = source_fingerprints(checkpoint, self.out)
         key = cache_key("draft", {"source": source, "options": options.as_key()}, tools)
@@ -152,7 +152,7 @@ class Preparation:
             return folder
         # The builder holds a float32 copy on disk for a moment.
         self.require_space(3 * sum(path.stat().st_size for path in weight_files(checkpoint)))
-        what = f"INT{options.bits} for {options.provider}"
+        what = f"{options.name.removeprefix('draft-').upper()} for {options.provider}"
         with staged(folder) as made, self.display.step(folder.name, what) as report:
             build_draft(
                 checkpoint,

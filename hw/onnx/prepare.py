@@ -57,9 +57,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--bits",
         type=int,
         nargs="+",
-        choices=(4, 8),
+        choices=(4, 8, 32),
         default=[4, 8],
-        help="bits of the draft's weights; one draft for each (default: 4 8). 4 is fastest, 8 agrees more often",
+        help="bits of the draft's weights; one draft for each (default: 4 8). 4 is fastest, 8 agrees more often, "
+        "32 is not quantised: for comparisons that must be exact",
     )
     parser.add_argument(
         "--provider",

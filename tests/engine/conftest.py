@@ -1,6 +1,7 @@
 """A real vLLM engine in this process: float32, so that equality with plain decoding is exact."""
 
 import os
+import time
 
 # Before vLLM is imported anywhere.
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
@@ -35,7 +36,10 @@ def engine_arguments(**more: Any) -> dict[str, Any]:
             "model": "deployments.target.proposer.ChainProposer",
             "num_speculative_tokens": DRAFT_TOKENS,
         },
-        "additional_config": {"chain_adaptive": False},  # tests decide what is verified, not measurements
+        "additional_config": {
+            "chain_adaptive": False,  # tests decide what is verified, not measurements
+            "chain_kv_mib": 64,
+        },
         **more,
     }
 
@@ -56,6 +60,14 @@ class Engine:
 
     def generate(self, prompts: list[str], params: "SamplingParams | list[SamplingParams]") -> list[Any]:
         return self.llm.generate(prompts, params, use_tqdm=False)
+
+    def kv(self) -> Any:
+        """The engine's :class:`deployments.target.kv_link.KvLink`, its offer made."""
+        worker = self.llm.llm_engine.model_executor.driver_worker
+        link = getattr(worker, "worker", worker)._kv
+        while link.offer() is None:
+            time.sleep(0.05)
+        return link
 
     def rounds(self) -> Any:
         """The engine's :class:`deployments.target.rounds.DraftRounds`."""
