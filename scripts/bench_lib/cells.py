@@ -56,6 +56,7 @@ ENGINE_SYSTEMS: dict[str, System] = {
         System("ngram", "all", "engine", "ngram"),
         System("suffix", "all", "engine", "suffix"),
         System("chain", "all", "engine", "chain", chain_enabled=True),
+        System("chain_no_kv", "all", "engine", "chain_no_kv", chain_enabled=True),
         System("chain_sync", "all", "engine", "chain_sync", chain_enabled=True),
         System("chain_model", "all", "engine", "chain", chain_enabled=True, chain_sources=(MODEL_SOURCE,)),
         System("chain_model_sync", "all", "engine", "chain_sync", chain_enabled=True, chain_sources=(MODEL_SOURCE,)),

@@ -130,6 +130,9 @@ class EngineBackend:
         endpoint = draft.answer(DRAFT_TIMEOUT_S)
         draft.tell(authorize=client_key)
         time.sleep(0.2)  # the draft reads its input in a thread of its own
+        if self._settings.draft in ("real", "sync"):
+            offer = worker.ask(DRAFT_TIMEOUT_S, command="kv_offer")
+            endpoint["kv"] = draft.ask(DRAFT_TIMEOUT_S, meet=offer)["kv"]
         worker.ask(DRAFT_TIMEOUT_S, command="connect", endpoints=[endpoint])
 
 

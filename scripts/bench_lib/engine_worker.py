@@ -1,6 +1,6 @@
 """Child process: one vLLM engine that answers JSON-line commands. Started by :mod:`scripts.bench_lib.engine`.
 
-Commands: ``load`` (vLLM arguments), ``connect`` (draft endpoints), ``run`` (groups of chats to answer), ``settle``.
+Commands: ``load`` (vLLM arguments), ``kv_offer``, ``connect`` (draft endpoints), ``run`` (groups of chats to answer), ``settle``.
 """
 
 import json
@@ -38,6 +38,12 @@ class Engine:
             "seconds": time.perf_counter() - started,
             "client_key": self._llm.collective_rpc("client_key")[0] if chain else None,
         }
+
+    def kv_offer(self) -> dict[str, Any]:
+        """What the draft must know to take this engine's KV; empty where it moves none."""
+        while (offer := self._llm.collective_rpc("kv_offer")[0]) is None:  # fingerprints of the weights are being made
+            time.sleep(SETTLE_PAUSE_S)
+        return {**offer, "manifest": offer["manifest"].hex()} if offer else {}
 
     def connect(self, endpoints: list[dict[str, Any]]) -> dict[str, Any]:
         return {"connected": self._llm.collective_rpc("connect_drafts", args=(endpoints,))[0]}

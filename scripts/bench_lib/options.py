@@ -20,6 +20,7 @@ systems
   plain_target_core  vLLM by itself on the cores that the chain's target has, eager as there (system "plain", cores "target")
   ngram, suffix      vLLM's own speculative modes on all cores, in the same mode as plain
   chain              this project: every source, an INT4 draft model that works ahead on a core it shares with the target
+  chain_no_kv        the same with a draft that reads prompts itself instead of starting from the target's KV
   chain_sync         the same with a draft that only works while the target waits for it
   chain_model        the chain's engine, drafts of the draft model only; chain_model_sync: likewise without working ahead
   chain_suffix       the chain's engine, drafts of the suffix source only

@@ -21,10 +21,12 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4,
 SUFFIX = {"method": "suffix"}
 
 CHAIN_TOKENS = 24  # most draft tokens a round whatever the source: guesses that cost nothing to make may be long
+CHAIN_KV_MIB = 256  # shared memory for KV on its way to the draft
 CHAIN_SOURCES = ["suffix"]  # sources inside the target; the draft process comes on top
 _CHAIN_DRAFTS: dict[str, DraftKind] = {
     "chain": "real",
     "chain_sync": "sync",
+    "chain_no_kv": "real",
     "wrong_draft": "wrong",
     "always_the": "the",
 }
@@ -105,6 +107,7 @@ def engine_settings(name: str, target: Path, cores: Cores, mode: Mode, bounds: C
                 "chain_own_threads": len(cores.target),
                 "chain_sources": CHAIN_SOURCES,
                 "chain_model_tokens": bounds.model_tokens,
+                "chain_kv_mib": 0 if name == "chain_no_kv" else CHAIN_KV_MIB,
             },
             "speculative_config": {
                 "method": "custom_class",

@@ -66,6 +66,7 @@ def test_systems_that_differ_by_the_request_share_an_engine():
             served.setdefault(system.engine, set()).add(key)
     assert served == {
         "chain": {"chain", "chain_off", "chain_model", "chain_suffix"},
+        "chain_no_kv": {"chain_no_kv"},
         "chain_sync": {"chain_sync", "chain_model_sync"},
         "wrong_draft": {"wrong_draft"},
         "always_the": {"always_the"},
@@ -100,7 +101,8 @@ def engine(name, mode="compiled", bounds=BOUNDS, cores=CORES):
 
 
 @pytest.mark.parametrize(
-    ("name", "draft"), [("chain", "real"), ("chain_sync", "sync"), ("wrong_draft", "wrong"), ("always_the", "the")]
+    ("name", "draft"),
+    [("chain", "real"), ("chain_no_kv", "real"), ("chain_sync", "sync"), ("wrong_draft", "wrong"), ("always_the", "the")],
 )
 def test_target_core_and_chain_differ_only_by_the_chain_and_the_lent_core(name, draft):
     plain, chain = engine("plain_target_core"), engine(name)
@@ -119,7 +121,9 @@ def test_the_chain_is_told_its_bounds_and_which_cores_it_keeps():
         "chain_own_threads": 1,
         "chain_sources": ["suffix"],
         "chain_model_tokens": 3,
+        "chain_kv_mib": settings.CHAIN_KV_MIB,
     }
+    assert engine("chain_no_kv").arguments["additional_config"]["chain_kv_mib"] == 0
     four = engine("chain", cores=settings.Cores.split({0, 1, 2, 3}))
     assert four.arguments["additional_config"]["chain_own_threads"] == 3
     assert four.cores == (0, 1, 2, 3)
