@@ -29,6 +29,7 @@ from deployments.chain.protocol import (
 from deployments.draft.between import CATCH_UP, Between
 from deployments.draft.calibration import Calibration
 from deployments.draft.choose import Choice
+from deployments.draft.health import STEPS_AFTER_MOVE, fragmentation, mend
 from deployments.draft.kv_intake import KvIntake
 from deployments.draft.lines import BRANCH, MAIN_LINE, MISS, Session
 from deployments.draft.model import StepModel
@@ -38,6 +39,13 @@ from deployments.draft.schedule import best_rows, reading_alone_is_cheaper, want
 from deployments.draft.sessions import SessionStore
 
 _COUNTERS = (
+    "rows",  # of single-token steps; what they are wasted on: deployments/draft/health.py
+    "rows_wasted",
+    "rows_fragmented",
+    "calls_split",
+    "moves",
+    "integrity_checks",
+    "integrity_violations",
     "cache_hits",  # rounds that left the main line where a branch did
     "cache_misses",  # rounds that left it elsewhere
     "branch_hits",  # of the hits, those that found tokens waiting
@@ -57,6 +65,7 @@ class DraftEngine:
     whole next draft; 0 is off: no branches, no tokens of other sources, nothing in idle time but reading prompts.
     ``kv``: takes the target's KV of committed positions where it is offered; None computes all of it here.
     ``paced``: start idle steps only where :class:`Pace` expects a gain; else whenever there is time.
+    ``check_s``: least time between two looks at the books when there is nothing else to do.
     """
 
     def __init__(
@@ -72,6 +81,7 @@ class DraftEngine:
         ahead: int | None = None,
         paced: bool = True,
         kv: KvIntake | None = None,
+        check_s: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         faults = faults or FaultPolicy()
@@ -101,6 +111,7 @@ class DraftEngine:
         self._clock = clock
         self._worth_s = 0.0
         self._packed = False
+        self._check_s, self._checked = check_s, clock()
         self._busy_s = self._idle_s = 0.0
 
     # --- Drafter --------------------------------------------------------------------------------------------------
@@ -146,12 +157,15 @@ class DraftEngine:
         started = self._clock()
         before, left = started, True
         while before - started < budget_s and not should_stop():
-            if not self._packed:  # one move a message
-                self._runner.pack()
-                self._packed = True
-            left = self._between.once(before, self._worth_s)
-            if not left:
+            if not self._packed:  # one move between two model calls
                 self._store.tidy(before, self._unused_s)
+                self._packed = not self._runner.pack(STEPS_AFTER_MOVE)
+            left = self._between.once(before, self._worth_s) or not self._packed
+            if not left:
+                self._store.tidy(before, self._unused_s)  # also where nobody sent anything for long
+                if before - self._checked >= self._check_s:
+                    self._checked = before
+                    mend(self._store, self._counts)
                 break
             after = self._clock()
             if self._pace and should_stop():
@@ -176,6 +190,7 @@ class DraftEngine:
             "sessions": len(store.sessions),
             "branches": sum(len(session.branches) for session in store.sessions.values()),
             "slots_free": store.table.free,
+            "slot_fragmentation": fragmentation(store.sessions.values()),
             "gap_ms": (gap or 0.0) * 1e3,
         }
 
@@ -237,10 +252,12 @@ class DraftEngine:
             self._calibration.observe(greedy, choice.margin, agreed, rank)
 
     def _draft(self, wanting: list[Session], started: float, until: float) -> None:
-        if not self._packed:  # there was no idle time for it
-            self._runner.pack()
         self._packed = False
         short = [session for session in wanting if len(session.guess) < session.want]
+        steps = max((session.want - len(session.guess) for session in short), default=0)
+        for _ in short:  # where this very draft makes up for it
+            if len(short) == 1 or not self._runner.pack(steps):
+                break
         self._read_alone([session for session in short if 1 < session.pending <= CATCH_UP], until)
         ready = [session for session in short if session.pending <= CATCH_UP]
         waiting = [session for session in short if session.pending > CATCH_UP]

@@ -14,6 +14,7 @@ import numpy as np
 
 from deployments.draft.calibration import Calibration
 from deployments.draft.choose import BadLogits, Logits, choose
+from deployments.draft.health import bridged_gap, count_rows, next_move, useful_slots, worth_copying
 from deployments.draft.lines import Branch, Line, Session
 from deployments.draft.model import StepModel
 from deployments.draft.schedule import Start
@@ -56,6 +57,7 @@ class Runner:
         self._clock = clock
         self.counts = counts
         self._scratch = np.empty(vocab_size, np.float32)
+        self._gap = bridged_gap(model.costs, model.slots)
 
     def advance(self, lines: Iterable[Line], until: float = float("inf")) -> bool:
         """Compute one more token of each line together; False when there are none or no time."""
@@ -108,7 +110,7 @@ class Runner:
     def start(self, what: Start) -> Branch | None:
         """Start a branch: a slot with the KV of the main line up to there. None when no slot is to be had."""
         session = what.session
-        lent = self._store.lend(session)
+        lent = self._store.lend(session, worth_copying(self.model.costs, self.copy_s, 1))
         if lent is None:
             return None
         self._copy(session.slot, lent.slot, what.start, min(lent.valid, what.start))
@@ -117,15 +119,15 @@ class Runner:
         self.counts["branches_started"] += 1
         return branch
 
-    def pack(self) -> None:
-        """Move the line in the highest slot into the lowest hole: rows between live slots cost like live ones."""
-        hole = self._store.hole()
-        if hole is None:
-            return
-        line, target = hole
-        self._copy(line.slot, target, line.computed, 0)
-        self._store.relocate(line)
+    def pack(self, steps: int) -> bool:
+        """Make the next copy that brings sessions in use side by side, if ``steps`` of them pay for it. False when none does."""
+        move = next_move(self._store, worth_copying(self.model.costs, self.copy_s, steps))
+        if move is None:
+            return False
+        self._copy(move.line.slot, move.target, move.line.computed, move.start)
+        self._store.relocate(move.line, move.target)
         self.counts["moves"] += 1
+        return True
 
     def _copy(self, source: int, target: int, length: int, start: int) -> None:
         if length <= start:
@@ -138,8 +140,10 @@ class Runner:
         self.counts["copied_positions"] += count
 
     def _decode(self, rows: list[Line]) -> None:
+        slots = [line.slot for line in rows]
+        count_rows(slots, useful_slots(self._store.sessions.values()), self._gap, self.counts)
         logits = self.model.decode(
-            [line.slot for line in rows],
+            slots,
             [line.next_token() for line in rows],
             [line.computed for line in rows],
         )

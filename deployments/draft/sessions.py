@@ -5,7 +5,8 @@ sessions nobody advanced within their lease go, then those of the tenant that ho
 share.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import Collection
 
 from deployments.chain.protocol import (
     CONTEXT_FULL,
@@ -23,6 +24,11 @@ from hw.onnx.slots import SlotTable
 
 GREEDY = Sampling(temperature=0.0, seed=0)
 _MAX_REFUSED = 4 * MAX_SESSIONS_PER_STEP
+
+
+def slots_of(session: Session) -> list[int]:
+    """The slots of a session, its branches and its spares."""
+    return [session.slot, *(branch.slot for branch in session.branches), *(spare.slot for spare in session.spares)]
 
 
 class SessionStore:
@@ -119,15 +125,20 @@ class SessionStore:
         """How many branches could start now."""
         return self.table.free + sum(len(session.spares) for session in self.sessions.values())
 
-    def lend(self, session: Session) -> Spare | None:
-        """Take a slot for a branch of a session: the spare of its own that holds most, a free one, or another's spare."""
-        if session.spares:
-            best = max(session.spares, key=lambda spare: spare.valid)
-            session.spares.remove(best)
-            return best
-        slot = self.table.take()
-        if slot is not None:
-            return Spare(slot)
+    def lend(self, session: Session, distance: int = 0) -> Spare | None:
+        """Take a slot for a branch of a session: a spare of its own, a free one, or another's spare.
+
+        A spare saves copying what it holds. A slot further away costs the steps of the branch rows in between: as much as the
+        copy of ``distance`` positions for each.
+        """
+        free = min(set(range(self.table.slots)) - self.table.taken, default=None)
+        own = min(session.spares, key=lambda spare: distance * spare.slot - spare.valid, default=None)
+        if own is not None and (free is None or distance * (own.slot - free) <= own.valid):
+            session.spares.remove(own)
+            return own
+        if free is not None:
+            self.table.claim(free)
+            return Spare(free)
         for other in self.sessions.values():
             if other.spares:
                 return Spare(other.spares.pop().slot)
@@ -147,37 +158,48 @@ class SessionStore:
         session.spares.clear()
 
     def tidy(self, now: float, unused_s: float) -> None:
-        """Free what sessions hold besides their own slots when nobody advanced them for ``unused_s``."""
+        """Free slots between those that steps need: all that a session holds besides its own when nobody wants drafts of it or
+        advanced it for ``unused_s``, and all spares but the one that saves most copying."""
         for session in self.sessions.values():
-            if now - session.last_used > unused_s and (session.branches or session.spares):
+            if not session.active or now - session.last_used > unused_s:
                 self.give_lent(session)
+            elif len(session.spares) > 1:
+                session.spares.sort(key=lambda spare: spare.valid, reverse=True)
+                for spare in session.spares[1:]:
+                    self.table.give(spare.slot)
+                del session.spares[1:]
 
-    def hole(self) -> tuple[Line, int] | None:
-        """(line in the highest slot, lowest free slot) when moving the one there packs the slots better.
+    def relocate(self, line: Line, target: int) -> None:
+        """Give a line a free slot or that of a spare instead of its own, once its KV is there.
 
-        A spare in the highest slot is freed instead.
+        A spare of the same session takes the line's slot in exchange, with what the line left there of the main line.
         """
-        while (found := self.table.hole()) is not None:
-            source, target = found
-            for session in self.sessions.values():
-                if session.slot == source:
-                    return session, target
-                for branch in session.branches:
-                    if branch.slot == source:
-                        return branch, target
-                for spare in session.spares:
-                    if spare.slot == source:
-                        session.spares.remove(spare)
-                        self.table.give(source)
-                        break
-        return None
+        left, line.slot = line.slot, target
+        owner = line.session if isinstance(line, Branch) else line
+        for session in self.sessions.values():
+            for spare in session.spares:
+                if spare.slot == target and session is owner:
+                    spare.slot, spare.valid = left, line.start if isinstance(line, Branch) else line.computed
+                    return
+                if spare.slot == target:
+                    session.spares.remove(spare)
+                    self.table.give(left)
+                    return
+        self.table.claim(target)
+        self.table.give(left)
 
-    def relocate(self, line: Line) -> None:
-        """Give a line the lowest free slot instead of its own, once its KV is there."""
-        slot = self.table.take()
-        assert slot is not None
-        self.table.give(line.slot)
-        line.slot = slot
+    def rebuild(self, without: Collection[Key]) -> None:
+        """Forget some sessions and make the books anew from the others."""
+        for key in without:
+            self.sessions.pop(key).live = False
+        self.table = SlotTable(self.table.slots)
+        kept = {slot for session in self.sessions.values() for slot in slots_of(session)}
+        for slot in kept:
+            self.table.claim(slot)
+        self._held = dict(Counter(session.tenant for session in self.sessions.values()))
+        self.read = {tenant: self.read.get(tenant, 0) for tenant in self._held}
+        for key in self.sessions:
+            self._refused.pop(key, None)
 
     # --- tenants --------------------------------------------------------------------------------------------------
 
@@ -195,9 +217,7 @@ class SessionStore:
             assert key not in self._refused
             assert session.total <= self.context, session
             assert all(branch.total <= self.context for branch in session.branches)
-            slots.append(session.slot)
-            slots += [branch.slot for branch in session.branches]
-            slots += [spare.slot for spare in session.spares]
+            slots += slots_of(session)
             tenants[session.tenant] += 1
         assert len(set(slots)) == len(slots), slots
         assert set(slots) == self.table.taken, (slots, self.table.taken)

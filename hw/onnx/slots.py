@@ -1,7 +1,7 @@
 """Preallocated KV: which slots are taken, and the memory behind them.
 
 A slot is one row of every layer's buffer ``[slots, kv_heads, context, head_dim]``. A batched step binds consecutive rows,
-so live slots are kept at low indices: the lowest free slot is given out first, and a slot can be moved down.
+so live slots are kept at low indices: the lowest free slot is given out first, and a slot can be moved.
 """
 
 import heapq
@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
 
 _STREAM_BYTES = 8 * 2**20  # of a slot: from here on stores past the caches are faster, 1.6 times at 24 MB
 
@@ -48,11 +47,11 @@ class SlotTable:
         self._taken.remove(slot)
         heapq.heappush(self._free, slot)
 
-    def hole(self) -> tuple[int, int] | None:
-        """(highest taken, lowest free) when moving the one to the other packs the slots better; else None."""
-        if not self._taken or not self._free or len(self._taken) == max(self._taken) + 1:
-            return None
-        return max(self._taken), self._free[0]
+    def claim(self, slot: int) -> None:
+        """Take one slot out of turn; raises ValueError for one that is not free."""
+        self._free.remove(slot)
+        heapq.heapify(self._free)
+        self._taken.add(slot)
 
 
 class KVBuffer:

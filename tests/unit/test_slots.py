@@ -29,8 +29,14 @@ def test_slot_table(actions: list[int]) -> None:
                 table.give(action - 5)
         assert table.taken == taken
         assert table.free == 5 - len(taken)
-        packed = taken == set(range(len(taken)))
-        assert table.hole() == (None if packed else (max(taken), min(set(range(5)) - taken)))
+    for slot in range(5):
+        if slot in taken:
+            with pytest.raises(ValueError):
+                table.claim(slot)
+        else:
+            table.claim(slot)
+            assert slot in table.taken
+    assert table.take() is None
 
 
 @given(st.sets(st.integers(0, 40)), st.integers(0, 5))
