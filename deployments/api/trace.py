@@ -52,6 +52,7 @@ def chain_object(trace: dict[str, Any] | None, completion_tokens: int | None, de
         "rounds": len(rounds),
         "drafted": drafted,
         "accepted": accepted,
+        "relaxed": sum(len(item["relaxed"]) for item in rounds),
         "acceptance": round(accepted / drafted, 4) if drafted else 0.0,
         "tokens_per_round": round(tokens / len(rounds), 3) if rounds else 0.0,
         "wait_ms_p50": waits[len(waits) // 2] if waits else 0.0,

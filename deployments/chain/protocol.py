@@ -34,6 +34,7 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     seed: int  # keys the noise of ``deployments.chain.noise``; below 2**63
     top_k: int = 0  # 0: all tokens
     top_p: float = 1.0
+    probs: bool = True  # whether the draft's probabilities are of use; they are to lossy policies
 
 
 class Commit(msgspec.Struct, frozen=True, array_like=True):
@@ -89,6 +90,11 @@ class Draft(msgspec.Struct, frozen=True, array_like=True):
     def confidence(self) -> npt.NDArray[np.float32] | None:
         """Per token ``[len(tokens)]``: the source's estimate that the target agrees, given that it did with all before."""
         return np.frombuffer(self.accept, dtype="<f2").astype(np.float32) if self.accept else None
+
+    def has_top(self) -> bool:
+        """Whether :meth:`top` has something to return: the source may have none, or not what it says."""
+        entries = len(self.tokens) * self.top_k
+        return entries > 0 and len(self.top_ids) == 4 * entries and len(self.top_probs) == 2 * entries
 
     def top(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
         """Return ids and probabilities, both ``[len(tokens), top_k]``; the rows sum to at most 1."""

@@ -18,6 +18,7 @@ class Round:
     draft_ms: float  # how long the draft worked on it (for the whole batch)
     reason: str = ""  # why there was no draft
     ready: int = 0  # drafted tokens that were waiting when the step before ended
+    relaxed: list[int] = field(default_factory=list)  # which of ``drafted`` were accepted though not the target's own
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -30,6 +31,7 @@ class Round:
             "draft_ms": round(self.draft_ms, 3),
             "reason": self.reason,
             "ready": self.ready,
+            "relaxed": self.relaxed,
         }
 
 
@@ -42,6 +44,7 @@ class Trace:
     rounds: list[Round] = field(default_factory=list)
     drafted: int = 0
     accepted: int = 0
+    relaxed: int = 0  # of those accepted, the ones that a lossy policy let pass
     rounds_n: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
     sources: Counter[str] = field(default_factory=Counter)  # accepted tokens by who drafted them
@@ -50,6 +53,7 @@ class Trace:
         self.rounds_n += 1
         self.drafted += len(item.drafted)
         self.accepted += item.accepted
+        self.relaxed += len(item.relaxed)
         if item.drafted:
             self.sources[item.source] += item.accepted
         if item.reason:
@@ -62,6 +66,7 @@ class Trace:
             "rounds": [item.as_dict() for item in self.rounds],
             "drafted": self.drafted,
             "accepted": self.accepted,
+            "relaxed": self.relaxed,
             "rounds_n": self.rounds_n,
             "reasons": dict(self.reasons),
             "sources": dict(self.sources),
@@ -82,5 +87,6 @@ def clip(trace: dict[str, Any], completion_tokens: int) -> dict[str, Any]:
         accepted = min(item["accepted"], left)
         own = item["own"][: left - accepted]
         left -= accepted + len(own)
-        rounds.append({**item, "accepted": accepted, "own": own})
+        relaxed = [offset for offset in item["relaxed"] if offset < accepted]
+        rounds.append({**item, "accepted": accepted, "own": own, "relaxed": relaxed})
     return {**trace, "rounds": rounds}

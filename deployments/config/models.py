@@ -109,7 +109,10 @@ class DraftSpec(Strict):
     slots: int = Field(default=16, ge=1, description="sequences whose KV it holds")
     tokens: int = Field(default=4, ge=1, le=MAX_DRAFT_TOKENS, description="most tokens asked of it in a round")
     top_k: int = Field(
-        default=0, ge=0, le=64, description="probabilities sent with each token; lossy policies need them"
+        default=8,
+        ge=0,
+        le=64,
+        description="probabilities sent with each token to requests with a lossy policy; 0: none, such requests decode losslessly",
     )
     predraft: bool = Field(
         default=True, description="draft for likely outcomes while the target verifies; false: only when asked"

@@ -336,7 +336,8 @@ class DraftEngine:
         tokens = [choice.token for choice in chosen]
         accept = struct.pack(f"<{len(chosen)}e", *[choice.confidence for choice in chosen])
         ids = probs = b""
-        if self.top_k:
+        top_k = self.top_k if session.sampling.probs else 0
+        if top_k:
             ids = np.concatenate([self._ids(choice) for choice in chosen]).astype("<i4").tobytes()
             probs = np.concatenate([self._probs(choice) for choice in chosen]).astype("<f2").tobytes()
         return Draft(
@@ -346,7 +347,7 @@ class DraftEngine:
             tokens=tokens,
             ready=ready,
             accept=accept,
-            top_k=self.top_k,
+            top_k=top_k,
             top_ids=ids,
             top_probs=probs,
             have=session.computed,

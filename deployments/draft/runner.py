@@ -157,7 +157,8 @@ class Runner:
         if line.pending == count:
             sampling = line.sampling
             try:
-                choice = choose(logits[: self._vocab_size], sampling, line.total, self._top_k, self._scratch)
+                top_k = self._top_k if sampling.probs else 0
+                choice = choose(logits[: self._vocab_size], sampling, line.total, top_k, self._scratch)
             except BadLogits:
                 self._drop(line)
                 return

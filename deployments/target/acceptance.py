@@ -1,5 +1,11 @@
-"""The acceptance sampler that takes the place of vLLM's rejection sampler: lossless verification by agreement."""
+"""The acceptance sampler that takes the place of vLLM's rejection sampler: verification by agreement.
 
+A request with a lossy policy differs in one thing: where the policy lets a draft token pass, it counts as what the target drew
+(:mod:`deployments.target.policy_rules`). Prefixes, logprobs and everything after follow from that.
+"""
+
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput
@@ -7,7 +13,8 @@ from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 from deployments.chain.acceptance.lossless import NO_DRAFT, PAD
-from deployments.target.sampler import KeyedSampler, Rows
+from deployments.target.policy_rules import Relaxation, RowCopy
+from deployments.target.sampler import KeyedSampler, RequestSampling, Rows
 
 
 def verify(drafts: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
@@ -27,6 +34,8 @@ class AcceptanceSampler(nn.Module):
     def __init__(self, sampler: KeyedSampler) -> None:
         super().__init__()
         self.sampler = sampler
+        self._copies = RowCopy(), RowCopy()
+        self._relaxed: npt.NDArray[np.bool_] | None = None  # [B, T] of the last step
 
     def forward(
         self,
@@ -37,22 +46,47 @@ class AcceptanceSampler(nn.Module):
     ) -> SamplerOutput:
         counts = metadata.num_draft_tokens
         rows = Rows.verifying(counts)
-        output = self.sampler.draw(logits, sampling_metadata, rows)
-        grid = _grid(counts, logits.device)  # [B, T + 1] -> row
-        drawn = output.sampled_token_ids.flatten()[grid]  # [B, T + 1]
+        requests = self.sampler.requests()
+        host_grid = _grid(counts)  # [B, T + 1] -> row
         drafts = _pad(metadata.draft_token_ids, counts)  # [B, T]
+        relaxation = self._relaxation(requests, drafts, host_grid)
+        output = self.sampler.draw(logits, sampling_metadata, rows, requests, relaxation)
+        grid = host_grid.to(logits.device)
+        drawn = output.sampled_token_ids.flatten()[grid]  # [B, T + 1]
+        committed = verify(drafts, drawn)
+        self._relaxed = relaxation.passed if relaxation is not None else None
         return SamplerOutput(
-            sampled_token_ids=verify(drafts, drawn),
+            sampled_token_ids=committed,
             logprobs_tensors=_regrid(output.logprobs_tensors, grid),
         )
 
+    def take_relaxed(self) -> dict[int, list[int]]:
+        """Of the last step, by index in the batch: offsets of draft tokens that passed though the target drew others.
 
-def _grid(counts: list[int], device: torch.device) -> torch.Tensor:
+        Those behind the accepted prefix are among them.
+        """
+        relaxed, self._relaxed = self._relaxed, None
+        found: dict[int, list[int]] = {}
+        for request, offset in np.argwhere(relaxed).tolist() if relaxed is not None else ():
+            found.setdefault(request, []).append(offset)
+        return found
+
+    def _relaxation(
+        self, requests: list[RequestSampling], drafts: torch.Tensor, grid: torch.Tensor
+    ) -> Relaxation | None:
+        """What lossy policies may let pass in this step; None, at no cost, where no request has one."""
+        if not any(request.lossy for request in requests):
+            return None
+        lossy = [request.lossy for request in requests]
+        return Relaxation(lossy, drafts.cpu().numpy(), grid.numpy(), self._copies)
+
+
+def _grid(counts: list[int]) -> torch.Tensor:
     """Logits row of each (request, offset); short requests repeat their last row, which acceptance never reaches."""
     length = torch.tensor(counts, dtype=torch.int64) + 1  # [B]
     start = torch.cumsum(length, 0) - length
     columns = torch.arange(int(length.max()))
-    return (start.unsqueeze(1) + torch.minimum(columns.unsqueeze(0), length.unsqueeze(1) - 1)).to(device)
+    return start.unsqueeze(1) + torch.minimum(columns.unsqueeze(0), length.unsqueeze(1) - 1)
 
 
 def _pad(flat: torch.Tensor, counts: list[int]) -> torch.Tensor:

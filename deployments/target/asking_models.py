@@ -218,6 +218,7 @@ class AskingModels:
                     offer,
                     draft.ready,
                     answer.work_s * 1e3,
+                    draft.top() if draft.has_top() else None,
                 )
             self._miss(sequence, "not_worth_verifying")
         return None

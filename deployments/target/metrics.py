@@ -21,7 +21,11 @@ COUNTERS = {
     "rounds": ("chain_engine_steps_total", "Engine steps"),
     "verifications": ("chain_verify_rounds_total", "Drafts verified, one for each sequence and step"),
     "drafted_tokens": ("chain_drafted_tokens_total", "Draft tokens verified"),
-    "accepted_tokens": ("chain_accepted_tokens_total", "Draft tokens the target agreed with"),
+    "accepted_tokens": ("chain_accepted_tokens_total", "Draft tokens accepted"),
+    "relaxed_tokens": (
+        "chain_relaxed_tokens_total",
+        "Of those, tokens that a lossy policy let pass: not the target's own",
+    ),
     "committed_tokens": ("chain_committed_tokens_total", "Tokens committed, the target's own and accepted ones"),
 }
 LABELLED = {  # prefix in the stats; what follows it is the value of the label

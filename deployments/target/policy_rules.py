@@ -1,87 +1,120 @@
-"""The rules of :mod:`deployments.chain.acceptance` on the device: which of a step's drawn tokens the draft's token replaces.
+"""The rules of :mod:`deployments.chain.acceptance` over a step's logits: which drawn tokens the draft's tokens replace.
 
 Works inside the sampler, between drawing a token and gathering its logprobs, so that a draft token that passes is treated in
-all that follows as if the target had drawn it. Costs one pass over the vocabulary for each candidate the target did not draw.
+all that follows as if the target had drawn it. The device only picks logits and sums rows of the vocabulary; the rules run on
+the few numbers that come of it. A row is summed only for a token that the target did not draw, that could still be part of an
+accepted prefix, and that a bound from a handful of logits does not already refuse.
 """
+
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from deployments.chain.acceptance.candidates import Candidates
-from deployments.chain.acceptance.lossless import NO_DRAFT
-from deployments.chain.acceptance.nkl import REST, log_vocabulary
+from deployments.chain.acceptance import nkl
+from deployments.chain.acceptance.block import keep_long
+from deployments.chain.acceptance.candidates import Candidates, Lossy, candidates, reachable, shortest_runs
+
+ROUNDING = 1e-4  # a bound in other arithmetic may not refuse what the value itself lets pass
 
 
-def look(logits: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return log probabilities ``[N, k]`` of ``ids [N, k]`` and the largest probability ``[N]`` under ``logits [N, V]``."""
-    log_sum = torch.logsumexp(logits, dim=1)  # [N]
-    return logits.gather(1, ids) - log_sum.unsqueeze(1), (logits.amax(dim=1) - log_sum).exp()
+def pick(logits: torch.Tensor, rows: npt.NDArray[np.int64], columns: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+    """``logits[rows[n], columns[n, c]]`` as ``[N, c]`` on the host."""
+    if logits.device.type == "cpu":
+        on_host: npt.NDArray[np.float32] = logits.numpy()[rows[:, None], columns]
+        return on_host
+    index = torch.from_numpy(rows[:, None] * logits.shape[1] + columns).to(logits.device)
+    picked: npt.NDArray[np.float32] = logits.view(-1)[index].cpu().numpy()
+    return picked
 
 
-def nkl(probs: torch.Tensor, log_q: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """NKL ``[N]`` of usable ``probs [N, k]`` and the target's log probabilities ``[N, k]`` of the same tokens."""
-    entry = probs > 0
-    head = torch.where(entry, probs * (probs.log() - log_q), 0.0).sum(dim=1)
-    tail = (1.0 - probs.sum(dim=1)).clamp_(0.0, 1.0)
-    rest = (1.0 - torch.where(entry, log_q.exp(), 0.0).sum(dim=1)).clamp_(min=REST)
-    divergence = head + torch.where(tail > 0, tail * (tail.log() - rest.log()), 0.0)
-    return (divergence / log_vocabulary(vocab_size)).clamp_(0.0, 1.0).nan_to_num_(nan=1.0)
+class RowCopy:
+    """Memory for copies of logits rows, kept between steps: on CPUs, fresh memory of that size costs more than the copy."""
+
+    def __init__(self) -> None:
+        self._memory: torch.Tensor | None = None
+
+    def of(self, logits: torch.Tensor, rows: npt.NDArray[np.int64]) -> torch.Tensor:
+        """``logits[rows]``, valid until the next call."""
+        memory = self._memory
+        if memory is None or len(memory) < len(rows) or memory.shape[1] != logits.shape[1]:
+            memory = self._memory = logits.new_empty(len(rows), logits.shape[1])
+        return torch.index_select(logits, 0, torch.from_numpy(rows).to(logits.device), out=memory[: len(rows)])
 
 
-def keep_long(own: torch.Tensor, passing: torch.Tensor, block: torch.Tensor) -> torch.Tensor:
-    """Device form of :func:`deployments.chain.acceptance.block.keep_long`: ``[B, T]`` each, ``block [B]`` shortest runs."""
-    run = (own | passing).to(torch.int32).cumprod(dim=1).sum(dim=1)  # [B]
-    return passing & (run >= block).unsqueeze(1)
+def sums(logits: torch.Tensor, rows: npt.NDArray[np.int64], copy: RowCopy) -> npt.NDArray[np.float64]:
+    """Largest logit and logarithm of the sum of exponentials of each row: ``[2, N]`` on the host."""
+    chosen = copy.of(logits, rows)
+    highest = chosen.amax(dim=1)
+    mass = chosen.sub_(highest.unsqueeze(1)).exp_().sum(dim=1)
+    result: npt.NDArray[np.float64] = torch.stack([highest, highest + mass.log()]).cpu().numpy().astype(np.float64)
+    return result
 
 
 class Relaxation:
-    """Judges one verifying step. The sampler calls :meth:`before` and then :meth:`after` on the same rows."""
+    """Judges one verifying step. The sampler calls :meth:`before` if it is to truncate logits, and then :meth:`after`."""
 
-    def __init__(self, found: Candidates, drafts: torch.Tensor, grid: npt.NDArray[np.int64]) -> None:
-        """``drafts [B, T]`` padded with ``NO_DRAFT``; ``grid [B, T + 1]`` the logits row of each request and offset."""
-        device = drafts.device
+    def __init__(
+        self,
+        requests: Sequence[Lossy | None],
+        drafts: npt.NDArray[np.int64],  # [B, T] padded with NO_DRAFT
+        grid: npt.NDArray[np.int64],  # [B, T + 1] logits row of each request and offset
+        copies: tuple[RowCopy, RowCopy],  # of the sampler: for rows to be truncated, for rows to be summed
+    ) -> None:
+        self._to_keep, self._to_sum = copies
+        self._requests = requests
         self._drafts = drafts
-        self._grid = torch.from_numpy(grid[:, :-1].copy()).to(device)  # [B, T]
-        self._row = torch.from_numpy(grid[found.request, found.offset]).to(device)  # [N]
-        self._place = torch.from_numpy(found.request * drafts.shape[1] + found.offset).to(device)  # [N] in [B, T]
-        self._token = torch.from_numpy(found.token).to(device)
-        self._ids = torch.from_numpy(found.ids).to(device)
-        self._probs = torch.from_numpy(found.probs).to(device)
-        self._limit = torch.from_numpy(found.limit).to(device)
-        self._mask = torch.from_numpy(found.mask).to(device)
-        self._stops = torch.from_numpy(found.stops).to(device)
-        self._block = torch.from_numpy(found.block).to(device)
-        self._blocks = bool((found.block > 1).any())
-        self._seen: tuple[torch.Tensor, torch.Tensor] | None = None
-        self.passed: torch.Tensor | None = None  # [B, T] whose token replaced the drawn one
+        self._grid = grid
+        self._kept: npt.NDArray[np.int64] | None = None  # [R] where a row is in the copy
+        self._matched: torch.Tensor | None = None  # rows as they were before truncation
+        self.passed: npt.NDArray[np.bool_] | None = None  # [B, T] whose token replaced the drawn one
 
     def before(self, logits: torch.Tensor) -> None:
-        """Look at matched ``logits [R, V]`` that are about to be truncated in place: all candidates, as none is drawn yet."""
-        self._seen = look(logits[self._row], self._ids)
+        """Keep what of matched ``logits [R, V]`` may be needed after they were truncated in place."""
+        judged = [request is not None and request.proposal is not None for request in self._requests]
+        rows = np.unique(self._grid[judged, :-1])
+        self._kept = np.zeros(len(logits), np.int64)
+        self._kept[rows] = np.arange(len(rows))
+        self._matched = self._to_keep.of(logits, rows)
 
     def after(self, drawn: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         """Return ``drawn [R]`` with draft tokens where they pass. ``logits [R, V]``: matched, and truncated where asked."""
-        own = drawn[self._row]  # [N]
-        differs = (own != self._token) & torch.isfinite(logits[self._row, self._token])
-        if self._stops.shape[1]:
-            differs &= ~(self._stops == own.unsqueeze(1)).any(dim=1)
-        which = differs.nonzero().flatten()  # [M]
-        passing = torch.zeros(self._drafts.numel(), dtype=torch.bool, device=drawn.device)
-        if len(which):
-            seen = self._seen
-            if seen is None:
-                log_q, top = look(logits[self._row[which]], self._ids[which])
-            else:
-                log_q, top = seen[0][which], seen[1][which]
-            near = nkl(self._probs[which], log_q, logits.shape[1]) < self._limit[which]
-            passing[self._place[which]] = near & (top <= self._mask[which])  # a NaN passes nothing
-        grid = passing.view(self._drafts.shape)
-        if self._blocks:
-            grid = keep_long((self._drafts == drawn[self._grid]) & (self._drafts != NO_DRAFT), grid, self._block)
-        self.passed = grid
-        # rows of a short request repeat in the grid: write only where something passes
-        where = grid.flatten().nonzero().flatten()
-        drawn = drawn.clone()
-        drawn[self._grid.flatten()[where]] = self._drafts.flatten()[where].to(drawn.dtype)
-        return drawn
+        own = drawn.cpu().numpy()[self._grid]  # [B, T + 1]
+        passing = np.zeros(self._drafts.shape, np.bool_)
+        found = candidates(self._requests, self._drafts, own, logits.shape[1])
+        found = self._near(found, own, logits) if found is not None else None
+        if found is None:
+            return drawn
+        passing[found.request, found.offset] = True
+        passing = keep_long(self._drafts == own[:, :-1], passing, shortest_runs(self._requests)[:, None])
+        self.passed = passing
+        rows = torch.from_numpy(self._grid[:, :-1][passing]).to(drawn.device)
+        tokens = torch.from_numpy(self._drafts[passing]).to(drawn.device, drawn.dtype)
+        return drawn.index_copy(0, rows, tokens)
+
+    def _near(self, found: Candidates, own: npt.NDArray[np.int64], logits: torch.Tensor) -> Candidates | None:
+        """The candidates that pass by themselves."""
+        vocab_size = logits.shape[1]
+        rows = self._grid[found.request, found.offset]
+        matched = logits
+        if self._matched is not None and self._kept is not None:
+            allowed = np.isfinite(pick(logits, rows, found.token[:, None])[:, 0])
+            matched, rows = self._matched, self._kept[rows]
+        columns = np.concatenate([found.ids, found.token[:, None], own[found.request, found.offset][:, None]], axis=1)
+        picked = pick(matched, rows, columns)
+        at = picked[:, :-2]
+        if matched is logits:
+            allowed = np.isfinite(picked[:, -2])
+        bound = nkl.at_least(found.probs, at, picked[:, -1].astype(np.float64), vocab_size)
+        which = allowed & (bound < found.limit + ROUNDING)
+        if not which.any():
+            return None
+        which[which] = reachable(self._drafts, own, found.those(which))
+        found, at, rows = found.those(which), at[which], rows[which]
+        if not len(rows):
+            return None
+        highest, log_sum = sums(matched, rows, self._to_sum)
+        value, top = nkl.from_logits(found.probs, at, highest, log_sum, vocab_size)
+        near = (value < found.limit) & (top <= found.mask)
+        return found.those(near) if near.any() else None

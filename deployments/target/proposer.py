@@ -9,6 +9,7 @@ import numpy.typing as npt
 from vllm.config import VllmConfig
 from vllm.distributed.parallel_state import get_tp_group
 
+from deployments.chain.acceptance.candidates import Lossy, Proposal
 from deployments.chain.controller import Controller, Unconditional
 from deployments.chain.faults import FaultPolicy
 from deployments.chain.protocol import MAX_DRAFT_TOKENS, Sampling
@@ -18,6 +19,8 @@ from deployments.target.sampler import RequestSampling
 from deployments.target.sequence import Running
 from deployments.target.settings import ChainSettings
 from deployments.target.sources import make_sources
+
+BAN = -100.0  # logit_bias that means "never" (OpenAI), though it leaves the logit finite
 
 if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
@@ -41,6 +44,7 @@ class ChainProposer:
         sources = make_sources(settings.sources)
         self.rounds = DraftRounds(uuid.uuid4().hex, self.vocab_size, self.faults, controller, sources)
         self._options: dict[str, tuple[ChainOptions, int]] = {}
+        self._proposals: dict[str, Proposal | None] = {}  # of requests with a lossy policy: what is being verified
         self._runner: GPUModelRunner | None = None
 
     def attach(self, runner: "GPUModelRunner") -> None:
@@ -62,15 +66,26 @@ class ChainProposer:
         result = []
         for index, request in enumerate(batch.req_ids):
             options, seed = self.options(request)
+            position = int(batch.num_tokens_no_spec[index])
             result.append(
                 RequestSampling(
                     seed=seed,
-                    position=int(batch.num_tokens_no_spec[index]),
+                    position=position,
                     min_p=options.min_p,
                     bias=options.bias() or None,
+                    lossy=self._lossy(request, options, seed, position) if options.policy is not None else None,
                 )
             )
         return result
+
+    def _lossy(self, request: str, options: ChainOptions, seed: int, position: int) -> Lossy | None:
+        state = self.runner.requests[request]
+        proposal = self._proposals.get(request)
+        if options.policy is None or not options.policy.lossy or proposal is None or proposal.base != position:
+            return None
+        banned = {token for token, bias in options.bias().items() if bias <= BAN}
+        stops = frozenset(state.sampling_params.all_stop_token_ids | banned)
+        return Lossy(options.policy, seed, position - state.num_prompt_tokens, stops, proposal)
 
     def options(self, request: str) -> tuple[ChainOptions, int]:
         known = self._options.get(request)
@@ -91,13 +106,18 @@ class ChainProposer:
     ) -> list[list[int]]:
         """Return draft tokens for each request of the batch, ragged; an empty list is a plain step for that one."""
         group = get_tp_group()
-        drafts: list[list[int]] | None = None
+        proposed: tuple[list[list[int]], dict[str, Proposal | None]] | None = None
         if group.rank_in_group == 0:
             drafts = self._propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
-        if group.world_size > 1:  # every rank must verify the same tokens
-            drafts = group.broadcast_object(drafts, src=0)
-        assert drafts is not None
-        return drafts
+            lossy = [
+                request for request in self.runner.input_batch.req_ids if self.options(request)[0].policy is not None
+            ]
+            proposed = drafts, {request: self.rounds.proposal(request) for request in lossy}
+        if group.world_size > 1:  # every rank must verify the same tokens, and judge them alike
+            proposed = group.broadcast_object(proposed, src=0)
+        assert proposed is not None
+        self._proposals.update(proposed[1])
+        return proposed[0]
 
     def _propose(
         self,
@@ -106,6 +126,7 @@ class ChainProposer:
         token_ids_cpu: npt.NDArray[np.int32],
     ) -> list[list[int]]:
         batch = self.runner.input_batch
+        relaxed = self.runner.rejection_sampler.take_relaxed()
         most = self.settings.max_batch
         ask = 0 if most and len(sampled_token_ids) > most else self.settings.model_tokens or self.num_tokens
         running = []
@@ -127,9 +148,10 @@ class ChainProposer:
                     length=length,
                     tokens=partial(_tokens, row),
                     want=self._want(state, options, length, new),
-                    sampling=_sampling(params, seed),
+                    sampling=_sampling(params, seed, options),
                     ask=ask,
                     left=self._left(state, length),
+                    relaxed=relaxed.get(index, ()),
                 )
             )
         drafts = self.rounds.round(running)
@@ -178,9 +200,8 @@ class ChainProposer:
             drafting = options.enabled and (params.max_tokens is None or params.max_tokens > 2)
             most = self.settings.max_batch
             if drafting and (not most or len(self.runner.requests) < most):
-                prompts.append(
-                    (new.req_id, list(tokens), _sampling(params, seed), params.max_tokens or self.max_model_len)
-                )
+                sampling = _sampling(params, seed, options)
+                prompts.append((new.req_id, list(tokens), sampling, params.max_tokens or self.max_model_len))
         if prompts:
             self.rounds.announce(prompts)
 
@@ -192,13 +213,15 @@ class ChainProposer:
         """vLLM freed these requests (finished or aborted)."""
         for request in requests:
             self._options.pop(request, None)
+            self._proposals.pop(request, None)
         self.rounds.finish(requests)
 
 
-def _sampling(params: "SamplingParams | None", seed: int) -> Sampling:
+def _sampling(params: "SamplingParams | None", seed: int, options: ChainOptions) -> Sampling:
+    probs = options.policy is not None
     if params is None:
-        return Sampling(0.0, seed)
-    return Sampling(params.temperature, seed, max(params.top_k, 0), params.top_p)
+        return Sampling(0.0, seed, probs=probs)
+    return Sampling(params.temperature, seed, max(params.top_k, 0), params.top_p, probs)
 
 
 def _tokens(row: npt.NDArray[np.int32], start: int, stop: int) -> list[int]:

@@ -33,13 +33,14 @@ class RoundStats:
         """The engine step itself, without the round before it."""
         self._time("verify", seconds)
 
-    def sequence(self, source: str, drafted: int, accepted: int, new: list[int]) -> None:
-        """What one step brought one sequence."""
+    def sequence(self, source: str, drafted: int, accepted: int, new: list[int], relaxed: int = 0) -> None:
+        """What one step brought one sequence; ``relaxed`` of the accepted tokens are not the target's own."""
         self.counters["committed_tokens"] += len(new)
         if drafted:
             self.counters["verifications"] += 1
             self.counters["drafted_tokens"] += drafted
             self.counters["accepted_tokens"] += accepted
+            self.counters["relaxed_tokens"] += relaxed
             self.counters[f"drafted:{source}"] += drafted
             self.counters[f"accepted:{source}"] += accepted
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Many
 from typing import Any
 
+from deployments.chain.acceptance.candidates import Proposal
 from deployments.chain.controller import ALONE, SHARED, Controller, StepDone
 from deployments.chain.faults import FaultPolicy
 from deployments.chain.protocol import MAX_SESSIONS_PER_STEP, DraftChannel, Sampling
@@ -191,6 +192,15 @@ class DraftRounds:
         self.stats_of_rounds.round(waited, work_s, overhead_s if waiting else None)
         return result
 
+    def proposal(self, request: str) -> Proposal | None:
+        """What is to be verified next, with its probabilities; None where who drafted has none."""
+        sequence = self._sequences.get(request)
+        if sequence is None or sequence.pending is None or sequence.pending.top is None:
+            return None
+        length = sequence.pending.offer.length
+        ids, probs = sequence.pending.top
+        return Proposal(sequence.base, sequence.pending.tokens[:length], ids[:length], probs[:length])
+
     # --- what the last step brought -------------------------------------------------------------------------------
 
     def _record_step(self, running: list[Running], entered: float) -> None:
@@ -230,6 +240,7 @@ class DraftRounds:
             pending = None
         drafted = pending.tokens[: pending.offer.length] if pending is not None else []
         accepted = len(item.new) - 1 if drafted else 0
+        relaxed = [offset for offset in item.relaxed if offset < accepted]
         sequence.trace.add(
             Round(
                 base=base,
@@ -241,9 +252,11 @@ class DraftRounds:
                 draft_ms=pending.work_ms if pending is not None else 0.0,
                 reason="" if drafted else sequence.reason,
                 ready=pending.ready if pending is not None else 0,
+                relaxed=relaxed,
             )
         )
-        self.stats_of_rounds.sequence(pending.source if pending is not None else "", len(drafted), accepted, item.new)
+        source = pending.source if pending is not None else ""
+        self.stats_of_rounds.sequence(source, len(drafted), accepted, item.new, len(relaxed))
         if pending is not None:
             self.controller.verified(pending.view, pending.confidence[: len(drafted)], accepted)
         for name, view in sequence.views.items():

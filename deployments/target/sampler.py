@@ -19,7 +19,9 @@ from vllm.v1.sample.logits_processor.builtin import MinTokensLogitsProcessor
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
 
+from deployments.chain.acceptance.candidates import Lossy
 from deployments.target.keyed_noise import KeyedNoise
+from deployments.target.policy_rules import Relaxation
 from deployments.target.truncation import truncate
 
 T = TypeVar("T")
@@ -58,6 +60,7 @@ class RequestSampling:
     position: int  # index in the whole sequence of the first token to draw
     min_p: float = 0.0
     bias: dict[int, float] | None = None
+    lossy: Lossy | None = None  # None: only the target's own tokens are accepted
 
 
 class _RowProcessor:
@@ -72,8 +75,9 @@ class KeyedSampler(Sampler):
 
     def __init__(self, base: Sampler, requests: Callable[[], list[RequestSampling]]) -> None:
         super().__init__(base.logprobs_mode, base.use_fp64_gumbel)
-        self._requests = requests
+        self.requests = requests
         self._noise: KeyedNoise | None = None
+        self._relaxation: Relaxation | None = None  # of the call under way
         self._keys: list[tuple[int, int]] = []
 
     def forward(
@@ -86,9 +90,19 @@ class KeyedSampler(Sampler):
         """Plain step: ``logits [B, V]``."""
         return self.draw(logits, sampling_metadata, Rows.plain(logits.shape[0]))
 
-    def draw(self, logits: torch.Tensor, metadata: SamplingMetadata, rows: Rows) -> SamplerOutput:
-        """Draw one token a row: ``logits [R, V]`` -> ``sampled_token_ids [R, 1]`` and, if asked for, logprobs ``[R, k]``."""
-        requests = self._requests()
+    def draw(
+        self,
+        logits: torch.Tensor,
+        metadata: SamplingMetadata,
+        rows: Rows,
+        requests: list[RequestSampling] | None = None,
+        relaxation: Relaxation | None = None,
+    ) -> SamplerOutput:
+        """Draw one token a row: ``logits [R, V]`` -> ``sampled_token_ids [R, 1]`` and, if asked for, logprobs ``[R, k]``.
+
+        Where ``relaxation`` lets a draft token pass, that is the row's token, and the logprobs are the target's for it.
+        """
+        requests = self.requests() if requests is None else requests
         # The keyed noise replaces vLLM's sequential generators, which would need one draw per generated token.
         metadata.generators.clear()
         expanded = expand(metadata, rows, requests, logits.device)
@@ -97,7 +111,11 @@ class KeyedSampler(Sampler):
                 (requests[b].seed, requests[b].position + int(k))
                 for b, k in zip(rows.request.tolist(), rows.offset.tolist(), strict=True)
             ]
-        return super().forward(logits, expanded)
+        self._relaxation = relaxation
+        try:
+            return super().forward(logits, expanded)
+        finally:
+            self._relaxation = None
 
     def sample(
         self,
@@ -111,17 +129,22 @@ class KeyedSampler(Sampler):
         if not sampling_metadata.all_greedy:
             assert sampling_metadata.temperature is not None
             logits = self.apply_temperature(logits, sampling_metadata.temperature, sampling_metadata.all_random)
+            if self._relaxation is not None and _truncates(sampling_metadata):
+                self._relaxation.before(logits)
             for processor in sampling_metadata.logitsprocs.argmax_invariant:
                 logits = processor.apply(logits)
             logits = truncate(logits, sampling_metadata.top_k, sampling_metadata.top_p)
         processed = self._processed(logits, sampling_metadata, mode)
         if sampling_metadata.all_greedy:
             assert greedy is not None
-            return greedy, processed
-        drawn = self._race(logits)
-        if greedy is None:
-            return drawn, processed
-        return torch.where(sampling_metadata.temperature < _GREEDY_BELOW, greedy, drawn), processed
+            drawn = greedy
+        else:
+            drawn = self._race(logits)
+            if greedy is not None:
+                drawn = torch.where(sampling_metadata.temperature < _GREEDY_BELOW, greedy, drawn)
+        if self._relaxation is not None:
+            drawn = self._relaxation.after(drawn, logits)
+        return drawn, processed
 
     def _processed(self, logits: torch.Tensor, metadata: SamplingMetadata, mode: str) -> torch.Tensor | None:
         if metadata.max_num_logprobs is None and not metadata.logprob_token_ids:
@@ -134,6 +157,10 @@ class KeyedSampler(Sampler):
         if self._noise is None:
             self._noise = KeyedNoise(logits.shape[1], logits.device)
         return (logits - self._noise.log_exponential(self._keys)).argmax(dim=-1)
+
+
+def _truncates(metadata: SamplingMetadata) -> bool:
+    return metadata.top_k is not None or metadata.top_p is not None or bool(metadata.logitsprocs.argmax_invariant)
 
 
 def expand(

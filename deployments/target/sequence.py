@@ -1,7 +1,11 @@
 """One sequence of the target as the chain sees it: what is being verified, by whom it was drafted, how it goes."""
 
 from collections.abc import Callable
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
 
 from deployments.chain.controller import LocalPace, Offer, View
 from deployments.chain.protocol import MAX_DRAFT_TOKENS, Sampling
@@ -20,6 +24,7 @@ class Running:
     sampling: Sampling
     ask: int = MAX_DRAFT_TOKENS  # of these, most that a model may be asked for; 0: ask none
     left: int = 1 << 30  # tokens it may still generate at most
+    relaxed: Many[int] = ()  # offsets of verified draft tokens that a lossy policy let pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,7 @@ class Candidate:
     offer: Offer  # how much of it is worth verifying
     ready: int = 0  # tokens that were waiting when they were asked for
     work_ms: float = 0.0
+    top: tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]] | None = None  # ids and probabilities [T, k]
 
 
 @dataclass(slots=True)

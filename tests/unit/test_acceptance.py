@@ -49,7 +49,7 @@ def test_device_form_equals_pure_form(batch: tuple[np.ndarray, np.ndarray]) -> N
 def test_rows_and_grid_follow_vllms_flattening(counts: list[int]) -> None:
     rows = Rows.verifying(counts)
     assert len(rows) == sum(counts) + len(counts)
-    grid = _grid(counts, torch.device("cpu"))
+    grid = _grid(counts)
     flat = torch.arange(sum(counts), dtype=torch.int32)
     padded = _pad(flat, counts) if sum(counts) else None
     start, draft = 0, 0

@@ -261,7 +261,16 @@ class TestErrorBodies:
 
 def trace(rounds: list[tuple[list[int], int, list[int]]]) -> dict[str, Any]:
     items = [
-        {"base": 0, "drafted": d, "accepted": a, "own": o, "source": "x" if d else "", "wait_ms": 1.0, "draft_ms": 0.5}
+        {
+            "base": 0,
+            "drafted": d,
+            "accepted": a,
+            "own": o,
+            "source": "x" if d else "",
+            "wait_ms": 1.0,
+            "draft_ms": 0.5,
+            "relaxed": [],
+        }
         for d, a, o in rounds
     ]
     return {"rounds": items, "reasons": {}, "drafted": 0, "accepted": 0, "rounds_n": len(items)}

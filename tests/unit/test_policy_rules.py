@@ -1,4 +1,4 @@
-"""The rules on the device equal the pure ones, in batches of mixed policies."""
+"""The rules over the engine's flat rows equal the pure ones, in batches of mixed policies."""
 
 from dataclasses import replace
 from typing import Any
@@ -16,8 +16,8 @@ from deployments.chain.acceptance.lossless import NO_DRAFT, PAD
 from deployments.chain.acceptance.policy import LOSSLESS, Policy, policy_of
 from deployments.chain.acceptance.probabilistic import coins
 from deployments.chain.acceptance.registry import decide
-from deployments.target import policy_rules
 from deployments.target.acceptance import _grid, _pad, verify
+from deployments.target.policy_rules import Relaxation, RowCopy, pick, sums
 from tests.unit.policy_cases import batches
 
 VOCAB = 12
@@ -69,29 +69,19 @@ def on_device(
         else None
         for index, (policy, seed) in enumerate(zip(policies, seeds, strict=True))
     ]
-    logits = torch.cat(
-        [
-            torch.cat(
-                [torch.from_numpy(batch.logits[i, :n]), torch.zeros(1, VOCAB)]
-            )  # drafts' rows, then the bonus one
-            for i, n in enumerate(counts)
-        ]
-    )
+    bonus = torch.zeros(1, VOCAB)
+    logits = torch.cat([torch.cat([torch.from_numpy(batch.logits[i, :n]), bonus]) for i, n in enumerate(counts)])
     drawn = torch.from_numpy(np.concatenate([batch.drawn[i, : n + 1] for i, n in enumerate(counts)]))
-    grid = _grid(counts, torch.device("cpu"))
-    flat = np.concatenate([batch.drafts[i, :n] for i, n in enumerate(counts)])
-    drafts = _pad(torch.from_numpy(flat), counts) if max(counts) else torch.zeros(len(counts), 0, dtype=torch.int64)
-    relaxed = torch.zeros(drafts.shape, dtype=torch.bool)
-    found = candidates(lossy, counts, VOCAB)
-    if found is not None:
-        relaxation = policy_rules.Relaxation(found, drafts, grid.numpy())
-        if truncating:
-            relaxation.before(logits)
-        drawn = relaxation.after(drawn, logits)
-        assert relaxation.passed is not None
-        relaxed = relaxation.passed
+    grid = _grid(counts)
+    drafts = _pad(torch.from_numpy(np.concatenate([batch.drafts[i, :n] for i, n in enumerate(counts)])), counts)
+    relaxation = Relaxation(lossy, drafts.numpy(), grid.numpy(), (RowCopy(), RowCopy()))
+    if truncating:  # it must not look at what the sampler changes afterwards
+        relaxation.before(logits)
+        logits = torch.where(torch.isfinite(logits), 0.0, logits)
+    drawn = relaxation.after(drawn, logits)
     committed = verify(drafts, drawn[grid])
-    return committed.tolist(), (relaxed & (committed[:, :-1] == drafts)).tolist()
+    passed = np.zeros(drafts.shape, bool) if relaxation.passed is None else relaxation.passed
+    return committed.tolist(), (passed & (committed[:, :-1] == drafts).numpy()).tolist()
 
 
 @given(batches(VOCAB), st.data(), st.booleans())
@@ -112,18 +102,25 @@ def test_mixed_batches_equal_the_pure_rules(batch: Evidence, data: st.DataObject
 
 
 @given(batches(VOCAB))
-def test_the_value_is_that_of_the_pure_form(batch: Evidence) -> None:
-    ids, probs = (
-        batch.top_ids.reshape(-1, batch.top_ids.shape[-1]),
-        batch.top_probs.reshape(-1, batch.top_ids.shape[-1]),
-    )
+def test_the_device_sums_what_the_pure_form_does(batch: Evidence) -> None:
+    ids, probs = (array.reshape(-1, array.shape[-1]) for array in (batch.top_ids, batch.top_probs))
     logits = batch.logits.reshape(-1, VOCAB)
+    rows = np.arange(len(logits))
+    at = pick(torch.from_numpy(logits), rows, ids)
+    value, top = nkl.from_logits(probs, at, *sums(torch.from_numpy(logits), rows, RowCopy()), VOCAB)
+    expected, highest = nkl.nkl(ids, probs, logits)
     good = nkl.usable(ids, probs, VOCAB)
-    value, top = nkl.nkl(ids, probs, logits)
-    log_q, highest = policy_rules.look(torch.from_numpy(logits), torch.from_numpy(ids))
-    found = policy_rules.nkl(torch.from_numpy(probs), log_q, VOCAB).numpy()
-    assert found[good] == pytest.approx(value[good], abs=2e-5)
-    assert highest.numpy() == pytest.approx(top, abs=1e-5)
+    assert value[good] == pytest.approx(expected[good], abs=2e-5)
+    assert top == pytest.approx(highest, abs=1e-5)
+
+
+@given(batches(VOCAB))
+def test_the_bound_is_one(batch: Evidence) -> None:
+    at = np.take_along_axis(batch.logits, batch.top_ids, axis=-1)
+    bound = nkl.at_least(batch.top_probs, at, batch.logits.max(axis=-1), VOCAB)
+    value, _ = nkl.nkl(batch.top_ids, batch.top_probs, batch.logits)
+    good = nkl.usable(batch.top_ids, batch.top_probs, VOCAB)
+    assert (np.minimum(bound, 1.0)[good] <= value[good] + 1e-6).all()
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -132,30 +129,34 @@ def test_a_broken_row_passes_nothing(bad: float) -> None:
     logits[0, 5] = bad
     proposal = Proposal(3, [1], np.asarray([[0, 1]], np.int32), np.asarray([[0.3, 0.3]], np.float32))
     policy = policy_of({"name": "nkl", "delta": 1.0, "mask": 1.0})
-    found = candidates([Lossy(policy, 0, 0, frozenset(), proposal)], [1], VOCAB)
-    assert found is not None
-    relaxation = policy_rules.Relaxation(found, torch.tensor([[1]]), np.asarray([[0, 1]]))
-    assert relaxation.after(torch.tensor([0, 0]), logits).tolist() == [0, 0]
-    assert relaxation.after(torch.tensor([0, 0]), torch.zeros(2, VOCAB)).tolist() == [1, 0]
+    lossy, drafts, grid = [Lossy(policy, 0, 0, frozenset(), proposal)], np.asarray([[1]]), np.asarray([[0, 1]])
+    drawn, copies = torch.tensor([0, 0]), (RowCopy(), RowCopy())
+    assert Relaxation(lossy, drafts, grid, copies).after(drawn, logits).tolist() == [0, 0]
+    assert Relaxation(lossy, drafts, grid, copies).after(drawn, torch.zeros(2, VOCAB)).tolist() == [1, 0]
+
+
+DRAFTS, DRAWN = np.asarray([[1]]), np.asarray([[0, 3]])
 
 
 def test_what_cannot_pass_is_no_candidate() -> None:
     ids, probs = np.asarray([[0, 1]], np.int32), np.asarray([[0.5, 0.3]], np.float32)
     good = Lossy(policy_of({"name": "nkl"}), 0, 0, frozenset(), Proposal(3, [1], ids, probs))
-    assert candidates([good], [1], VOCAB) is not None
+    assert candidates([good], DRAFTS, DRAWN, VOCAB) is not None
     assert good.proposal is not None
     for bad in (
         None,
         replace(good, proposal=None),
+        replace(good, stops=frozenset({0})),
         replace(good, stops=frozenset({1})),
         replace(good, policy=policy_of({"name": "nkl", "delta": 0})),
-        replace(good, proposal=replace(good.proposal, tokens=[7])),
         replace(good, proposal=replace(good.proposal, probs=np.zeros_like(probs))),
+        replace(good, proposal=replace(good.proposal, ids=ids + 2)),
         replace(good, proposal=replace(good.proposal, ids=ids[:, :0], probs=probs[:, :0])),
     ):
-        assert candidates([bad], [1], VOCAB) is None
-    assert candidates([good], [0], VOCAB) is None
-    assert candidates([good], [1], 1) is None
+        assert candidates([bad], DRAFTS, DRAWN, VOCAB) is None
+    assert candidates([good], np.asarray([[NO_DRAFT]]), DRAWN, VOCAB) is None
+    assert candidates([good], np.asarray([[0]]), DRAWN, VOCAB) is None
+    assert candidates([good], DRAFTS, DRAWN, 1) is None
 
 
 def test_drafts_with_fewer_probabilities_stand_beside_others() -> None:
@@ -163,7 +164,8 @@ def test_drafts_with_fewer_probabilities_stand_beside_others() -> None:
     policy = policy_of({"name": "nkl"})
     one = Proposal(3, [1], np.asarray([[0, 1]], np.int32), np.asarray([[0.5, 0.3]], np.float32))
     two = Proposal(3, [1], np.asarray([[0, 1, 2]], np.int32), np.asarray([[0.5, 0.3, 0.1]], np.float32))
-    found = candidates([Lossy(policy, 0, 0, frozenset(), p) for p in (one, two)], [1, 1], VOCAB)
+    lossy = [Lossy(policy, 0, 0, frozenset(), p) for p in (one, two)]
+    found = candidates(lossy, np.repeat(DRAFTS, 2, 0), np.repeat(DRAWN, 2, 0), VOCAB)
     assert found is not None
     logits = np.random.default_rng(0).normal(size=(1, VOCAB))
     alone = nkl.nkl(one.ids, one.probs, logits)[0]

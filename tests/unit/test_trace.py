@@ -31,3 +31,13 @@ def test_clip_keeps_exactly_the_tokens_sent(accepted: list[int], completion: int
     kept = sum(item["accepted"] + len(item["own"]) for item in clipped["rounds"])
     assert kept == min(completion, base)
     assert all(item["accepted"] or item["own"] for item in clipped["rounds"])
+
+
+def test_clip_drops_relaxed_tokens_that_were_not_sent() -> None:
+    trace = Trace(keep_rounds=True, prompt_tokens=0)
+    item = a_round(0, [1, 2, 3, 4], 4, [9])
+    item.relaxed = [1, 3]
+    trace.add(item)
+    assert trace.as_dict()["relaxed"] == 2
+    assert clip(trace.as_dict(), 3)["rounds"][0]["relaxed"] == [1]
+    assert clip(trace.as_dict(), 5)["rounds"][0]["relaxed"] == [1, 3]

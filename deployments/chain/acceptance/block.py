@@ -17,7 +17,10 @@ def run_length(matches: Bools) -> npt.NDArray[np.int64]:
     return result
 
 
-def keep_long(own: Bools, passing: Bools, min_block_len: int) -> Bools:
-    """Of the mismatches that pass ``[B, T]``, those in rows whose leading run of ``own`` or passing tokens is long enough."""
-    long = run_length(own | passing) >= min_block_len
-    return passing & long[:, None]
+def keep_long(own: Bools, passing: Bools, min_block_len: int | npt.NDArray[np.int64]) -> Bools:
+    """Of the mismatches that pass ``[B, T]``, those in rows whose leading run of ``own`` or passing tokens is long enough.
+
+    ``min_block_len`` is one for all rows or ``[B, 1]``.
+    """
+    long: Bools = run_length(own | passing)[:, None] >= min_block_len
+    return passing & long

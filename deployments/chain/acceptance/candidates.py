@@ -1,7 +1,6 @@
-"""The host's part of a lossy step: which draft tokens could pass if the target draws another, and how near it must be.
+"""Which draft tokens of a step could pass although the target drew others, and how near the two distributions must be.
 
-Everything but the target's logits is known before the step ends. What is left for the device is one NKL for each candidate
-whose token the target did not draw.
+Everything here is known without the target's logits. What is left to do with them is one NKL for each candidate.
 """
 
 from collections.abc import Sequence
@@ -11,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from deployments.chain.acceptance import nkl
-from deployments.chain.acceptance.lossless import PAD
+from deployments.chain.acceptance.evidence import Bools, Ints
+from deployments.chain.acceptance.lossless import NO_DRAFT
 from deployments.chain.acceptance.policy import Policy
 from deployments.chain.acceptance.probabilistic import coins, thinned
 
@@ -33,77 +33,78 @@ class Lossy:
     policy: Policy
     seed: int
     generated: int  # tokens generated before the draft
-    stops: frozenset[int]  # tokens that end the answer
+    stops: frozenset[int]  # tokens that end the answer, and those the request bans
     proposal: Proposal | None  # None: who drafted gave no probabilities
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """``N`` draft tokens of a batch of ``B`` requests that could pass."""
+    """``N`` draft tokens of a batch that could pass."""
 
     request: npt.NDArray[np.int64]  # [N] index into the batch
     offset: npt.NDArray[np.int64]  # [N] index into the request's draft
     token: npt.NDArray[np.int64]  # [N]
     ids: npt.NDArray[np.int64]  # [N, k]
     probs: npt.NDArray[np.float32]  # [N, k]
-    limit: npt.NDArray[np.float32]  # [N] NKL that must not be reached
-    mask: npt.NDArray[np.float32]  # [N] largest probability the target may give its favourite
-    stops: npt.NDArray[np.int64]  # [N, S] padded with PAD: nothing passes in place of these
-    block: npt.NDArray[np.int64]  # [B] shortest run of matches that counts
+    limit: npt.NDArray[np.float64]  # [N] NKL that must not be reached
+    mask: npt.NDArray[np.float64]  # [N] largest probability the target may give its favourite
+
+    def those(self, which: Bools) -> "Candidates":
+        """Only some of them, ``which [N]``."""
+        return Candidates(
+            self.request[which],
+            self.offset[which],
+            self.token[which],
+            self.ids[which],
+            self.probs[which],
+            self.limit[which],
+            self.mask[which],
+        )
 
 
-def candidates(requests: Sequence[Lossy | None], counts: Sequence[int], vocab_size: int) -> Candidates | None:
-    """Find them among the first ``counts[b]`` tokens of each request's proposal; None where there are none at all."""
-    rows = [
-        (index, request, request.proposal, min(count, len(request.proposal.tokens)))
-        for index, (request, count) in enumerate(zip(requests, counts, strict=True))
-        if request is not None and request.proposal is not None and count and request.proposal.ids.shape[1]
+def candidates(requests: Sequence[Lossy | None], drafts: Ints, drawn: Ints, vocab_size: int) -> Candidates | None:
+    """Find them in ``drafts [B, T]`` (padded with ``NO_DRAFT``) where ``drawn [B, T + 1]`` differs; None: there are none."""
+    found = [
+        (b, t, request, request.proposal, drafted, own)
+        for b, request in enumerate(requests)
+        if request is not None and request.proposal is not None
+        for t, (drafted, own) in enumerate(zip(drafts[b].tolist(), drawn[b].tolist(), strict=False))
+        if drafted not in (own, NO_DRAFT) and drafted not in request.stops and own not in request.stops
     ]
-    if not rows:
+    if not found:
         return None
-    lengths = np.asarray([count for *_, count in rows])
-    of = np.repeat(np.arange(len(rows)), lengths)  # [M] row of each draft token
-    offset = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    token = np.concatenate([np.asarray(proposal.tokens[:count], np.int64) for *_, proposal, count in rows])
-    width = max(proposal.ids.shape[1] for *_, proposal, _ in rows)
-    ids, probs = np.zeros((len(of), width), np.int64), np.zeros((len(of), width), np.float32)
-    start = 0
-    for *_, proposal, count in rows:
+    index, offset, rows, proposals, tokens, _ = zip(*found, strict=True)
+    width = max(proposal.ids.shape[1] for proposal in proposals)
+    ids, probs = np.zeros((len(found), width), np.int64), np.zeros((len(found), width), np.float32)
+    for n, (t, proposal) in enumerate(zip(offset, proposals, strict=True)):
         k = proposal.ids.shape[1]
-        ids[start : start + count, :k], probs[start : start + count, :k] = proposal.ids[:count], proposal.probs[:count]
-        start += count
-    ends = [request.stops for _, request, *_ in rows]
-    stops = np.full((len(rows), max(map(len, ends), default=0)), PAD, np.int64)
-    for row, tokens in enumerate(ends):
-        stops[row, : len(tokens)] = sorted(tokens)
-    knobs = np.asarray([_knobs(request.policy) for _, request, *_ in rows], np.float64)[of].T  # [6, M]
-    delta, alpha, delta_max, scale, mask, chancy = knobs
-    generated = np.asarray([request.generated for _, request, *_ in rows])[of]
-    limit = nkl.limits(delta, alpha, delta_max, scale, offset, generated)
+        ids[n, :k], probs[n, :k] = proposal.ids[t], proposal.probs[t]
+    places, token = np.asarray(offset), np.asarray(tokens)
+    knobs = np.asarray([_knobs(request) for request in rows], np.float64)
+    delta, alpha, delta_max, scale, mask, generated, chancy = knobs.T
+    limit = nkl.limits(delta, alpha, delta_max, scale, places, generated)
     if chancy.any():
-        seeds = np.asarray([request.seed for _, request, *_ in rows], np.uint64)[of]
-        base = np.asarray([proposal.base for *_, proposal, _ in rows])[of]
-        limit = np.where(chancy > 0, thinned(limit, coins(seeds, base + offset)), limit)
-    possible = nkl.usable(ids, probs, vocab_size) & ((ids == token[:, None]) & (probs > 0)).any(axis=1)
-    possible &= (limit > 0) & ~(stops[of] == token[:, None]).any(axis=1)
-    kept = np.flatnonzero(possible)
-    if not len(kept):
-        return None
-    of = of[kept]
-    block = np.asarray([1 if request is None else request.policy.block for request in requests], np.int64)
-    return Candidates(
-        request=np.asarray([index for index, *_ in rows])[of],
-        offset=offset[kept],
-        token=token[kept],
-        ids=ids[kept],
-        probs=probs[kept],
-        limit=limit[kept].astype(np.float32),
-        mask=mask[kept].astype(np.float32),
-        stops=stops[of],
-        block=block,
-    )
+        seeds = np.asarray([request.seed for request in rows], np.uint64)
+        base = np.asarray([proposal.base for proposal in proposals])
+        limit = np.where(chancy > 0, thinned(limit, coins(seeds, base + places)), limit)
+    kept = nkl.usable(ids, probs, vocab_size) & nkl.named(token, ids, probs) & (limit > 0)
+    return Candidates(np.asarray(index), places, token, ids, probs, limit, mask).those(kept) if kept.any() else None
 
 
-def _knobs(policy: Policy) -> tuple[float, ...]:
-    chancy = policy.rule == "probabilistic"
-    return policy.delta, policy.alpha, policy.delta_max, policy.length_scale, policy.mask, float(chancy)
+def shortest_runs(requests: Sequence[Lossy | None]) -> npt.NDArray[np.int64]:
+    """Of each request ``[B]`` the shortest run of matches that counts."""
+    return np.asarray([1 if request is None else request.policy.block for request in requests])
+
+
+def reachable(drafts: Ints, drawn: Ints, found: Candidates) -> Bools:
+    """Which candidates ``[N]`` have nothing before them in their draft that cannot pass."""
+    alive = drafts == drawn[:, :-1]  # [B, T]
+    alive[found.request, found.offset] = True
+    reached = np.logical_and.accumulate(alive, axis=1)
+    result: Bools = reached[found.request, found.offset]
+    return result
+
+
+def _knobs(request: Lossy) -> tuple[float, ...]:
+    policy, chancy = request.policy, float(request.policy.rule == "probabilistic")
+    return policy.delta, policy.alpha, policy.delta_max, policy.length_scale, policy.mask, request.generated, chancy

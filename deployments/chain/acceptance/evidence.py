@@ -42,11 +42,6 @@ class Evidence:
         result: Bools = differs & ~self._stops(self.drafts) & ~self._stops(own)
         return result
 
-    def named(self) -> Bools:
-        """Whether the draft token is among those ``[B, T]`` that the draft gave a probability."""
-        result: Bools = ((self.top_ids == self.drafts[..., None]) & (self.top_probs > 0)).any(axis=-1)
-        return result
-
     def _stops(self, tokens: Ints) -> Bools:
         result: Bools = ((tokens[..., None] == self.stops[:, None, :]) & (tokens[..., None] != PAD)).any(axis=-1)
         return result

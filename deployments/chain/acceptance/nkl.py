@@ -51,23 +51,58 @@ def usable(ids: Ints, probs: Floats, vocab_size: int) -> Bools:
     return result
 
 
+def named(tokens: Ints, ids: Ints, probs: Floats) -> Bools:
+    """Whether ``tokens [...]`` are among those that ``ids, probs [..., k]`` give a probability."""
+    result: Bools = ((ids == tokens[..., None]) & (probs > 0)).any(axis=-1)
+    return result
+
+
 def nkl(ids: Ints, probs: Floats, logits: Floats) -> tuple[Values, Values]:
     """NKL and the target's largest probability, ``[...]`` each, from ``ids, probs [..., k]`` and ``logits [..., V]``."""
     good = usable(ids, probs, logits.shape[-1])
-    entry = good[..., None] & (probs > 0)
-    wide, p = logits.astype(np.float64), np.where(entry, probs.astype(np.float64), 0.0)
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+    wide = logits.astype(np.float64)
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         highest = wide.max(axis=-1)
         log_sum = highest + np.log(np.exp(wide - highest[..., None]).sum(axis=-1))
-        log_q = np.take_along_axis(wide, np.where(entry, ids, 0), axis=-1) - log_sum[..., None]  # [..., k]
+    at = np.take_along_axis(wide, np.where(good[..., None] & (probs > 0), ids, 0), axis=-1)
+    value, top = from_logits(probs, at, highest, log_sum, logits.shape[-1])
+    return np.where(good, value, 1.0), top
+
+
+def from_logits(probs: Floats, at: Floats, highest: Floats, log_sum: Floats, vocab_size: int) -> tuple[Values, Values]:
+    """The same for usable ``probs [..., k]``, from what is needed of the logits.
+
+    ``at [..., k]`` are those of the named tokens, ``highest [...]`` is the largest and ``log_sum [...]`` the logarithm of the sum of
+    all their exponentials.
+    """
+    entry, p = probs > 0, probs.astype(np.float64)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        log_q = at.astype(np.float64) - log_sum[..., None]
         head = np.where(entry, p * (np.log(p) - log_q), 0.0).sum(axis=-1)
         tail = np.clip(1.0 - p.sum(axis=-1), 0.0, 1.0)
         rest = np.maximum(1.0 - np.where(entry, np.exp(log_q), 0.0).sum(axis=-1), REST)
         divergence = head + np.where(tail > 0, tail * (np.log(tail) - np.log(rest)), 0.0)
-        value = np.clip(divergence / log_vocabulary(logits.shape[-1]), 0.0, 1.0)
+        value = np.clip(divergence / log_vocabulary(vocab_size), 0.0, 1.0)
         top = np.exp(highest - log_sum)
-    defined = good & np.isfinite(top) & ~np.isnan(value)
+    defined = np.isfinite(top) & ~np.isnan(value)
     return np.where(defined, value, 1.0), np.where(np.isfinite(top), top, 1.0)
+
+
+def at_least(probs: Floats, at: Floats, other: Floats, vocab_size: int) -> Values:
+    """A lower bound ``[...]`` of NKL without a look at all logits: ``at [..., k]`` as above, and ``other [...]`` any one more.
+
+    The mass of all tokens is at least that of the named ones, and that of the other one, and no rest exceeds 1.
+    """
+    entry, p = probs > 0, probs.astype(np.float64)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        wide = np.where(entry, at.astype(np.float64), -np.inf)
+        highest = np.maximum(wide.max(axis=-1), other)
+        log_sum = np.maximum(highest + np.log(np.exp(wide - highest[..., None]).sum(axis=-1)), other)
+        head = np.where(entry, p * (np.log(p) - wide + log_sum[..., None]), 0.0).sum(axis=-1)
+        tail = np.clip(1.0 - p.sum(axis=-1), 0.0, 1.0)
+        bound = head + np.where(tail > 0, tail * np.log(tail), 0.0)
+    result: Values = bound / log_vocabulary(vocab_size)
+    return result
 
 
 def error_bound(ids: Ints, probs: Floats, logits: Floats) -> Values:
@@ -121,7 +156,8 @@ def thresholds(policy: Policy, evidence: Evidence) -> Values:
 def below(policy: Policy, evidence: Evidence, limit: Floats) -> Bools:
     """Mismatches ``[B, T]`` with an NKL below ``limit [B, T]``, where the target is not certain of its own token."""
     value, top = nkl(evidence.top_ids, evidence.top_probs, evidence.logits)
-    result: Bools = evidence.mismatches() & evidence.named() & (value < limit) & (top <= policy.mask)
+    said = named(evidence.drafts, evidence.top_ids, evidence.top_probs)
+    result: Bools = evidence.mismatches() & said & (value < limit) & (top <= policy.mask)
     return result
 
 
