@@ -32,6 +32,7 @@ from deployments.draft.choose import Choice
 from deployments.draft.health import STEPS_AFTER_MOVE, fragmentation, mend
 from deployments.draft.kv_intake import KvIntake
 from deployments.draft.lines import BRANCH, MAIN_LINE, MISS, Session
+from deployments.draft.migration import Migration
 from deployments.draft.model import StepModel
 from deployments.draft.pace import Pace
 from deployments.draft.runner import LARGEST_CHUNK, Runner
@@ -64,6 +65,7 @@ class DraftEngine:
     ``ahead``: tokens guessed in idle time beyond those sent, on the main line and on branches; None is the bonus token and the
     whole next draft; 0 is off: no branches, no tokens of other sources, nothing in idle time but reading prompts.
     ``kv``: takes the target's KV of committed positions where it is offered; None computes all of it here.
+    ``migration``: gives KV of sessions to a draft like this one, and takes it; None neither.
     ``paced``: start idle steps only where :class:`Pace` expects a gain; else whenever there is time.
     ``check_s``: least time between two looks at the books when there is nothing else to do.
     """
@@ -81,6 +83,7 @@ class DraftEngine:
         ahead: int | None = None,
         paced: bool = True,
         kv: KvIntake | None = None,
+        migration: Migration | None = None,
         check_s: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -105,6 +108,7 @@ class DraftEngine:
         )
         self._prefill_wait_s = min(prefill_wait_s, faults.prefill_budget_s)
         self._kv = kv
+        self._migration = migration
         self._unused_s = faults.session_lease_s / 10  # then a session's branches go, long before itself
         self._pace = Pace() if paced else None
         self._between = Between(self._store, self._runner, self._calibration, self._pace, ahead=ahead)
@@ -148,6 +152,19 @@ class DraftEngine:
         """Forget every session of a target that is gone."""
         self._store.disconnect(target)
 
+    def export_sessions(self) -> list[bytes]:
+        """Records of the KV of all sessions, those used last first, for :meth:`adopt` of a draft like this one."""
+        if self._migration is None:
+            return []
+        sessions = sorted(self._store.sessions.values(), key=lambda session: session.last_used, reverse=True)
+        return [record for session in sessions if (record := self._migration.export(session))]
+
+    def adopt(self, records: Sequence[bytes]) -> None:
+        """Keep KV of sessions of a draft that leaves, for when their targets open them here; refusals are counted."""
+        if self._migration is not None:
+            for record in reversed(records):  # those used last stay longest
+                self._counts[self._migration.shelve(record)] += 1
+
     def idle(self, budget_s: float, should_stop: Callable[[], bool] = lambda: False) -> bool:
         """Use time between messages: read waiting prompts, guess beyond what was sent. True when work is left.
 
@@ -182,6 +199,7 @@ class DraftEngine:
         gap = self._pace.gap_s if self._pace else None
         return {
             **self._counts,
+            **(self._migration.stats() if self._migration is not None else {}),
             "busy_s": self._busy_s,
             "idle_busy_s": self._idle_s,
             "evicted": store.evicted,
@@ -223,6 +241,8 @@ class DraftEngine:
                     self._learn(session)
                 if commit.kv and self._kv is not None:
                     self._counts[self._kv.take(session, commit.kv)] += 1
+                elif not known and self._migration is not None and (moved := self._migration.take(session)):
+                    self._counts[moved] += 1
                 if commit.session in latest:  # a later commit of the same step overtakes this one
                     earlier = latest[commit.session]
                     applied[earlier] = (applied[earlier][0], None, STALE)
