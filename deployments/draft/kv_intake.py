@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 TAKEN, REFUSED = "kv_taken", "kv_refused:"
 _TARGETS = 64  # manifests remembered; each target's replicas share one
-_DTYPES: dict[str, Any] = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+DTYPES: dict[str, Any] = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
 _GAP = "gap"  # it begins after what the draft has
 _NOT_COMMITTED = "not_committed"  # it goes beyond what the target committed
@@ -150,7 +150,7 @@ def make_intake(model: StepModel, folder: Path, provider: str) -> KvIntake | Non
 def _array(manifest: Manifest, record: Record, needs: Manifest) -> npt.NDArray[Any]:
     """A record's payload ``[2 * layers, heads, tokens, dim]``, cut to the layers and heads that are needed; no copy."""
     geometry, need = manifest.geometry, needs.geometry
-    dtype = np.dtype(_DTYPES[manifest.numerics.k])
+    dtype = np.dtype(DTYPES[manifest.numerics.k])
     shape = (2 * geometry.layers, geometry.heads, record.header.subject.valid_tokens, geometry.head_dim)
     kv = np.frombuffer(record.row(0), dtype).reshape(shape)
     layer, head = need.first_layer - geometry.first_layer, need.first_head - geometry.first_head
