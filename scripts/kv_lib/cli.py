@@ -10,6 +10,7 @@ from scripts.kv_lib import options
 from scripts.kv_lib.capture import PROMPT, Prompt, capture
 from scripts.kv_lib.convert import Wish, convert
 from scripts.kv_lib.inspect import inspect
+from scripts.kv_lib.pair_process import run_pair
 from scripts.kv_lib.problem import EXPECTED, Problem, explain
 from scripts.kv_lib.tokens import read_tokens, salt
 from scripts.kv_lib.verify import verify
@@ -56,6 +57,8 @@ def _run(given: argparse.Namespace, console: Console) -> int:
         case "capture":
             prompt = Prompt(_prompt(given), given.max_tokens)
             return capture(given.draft, prompt, given.out, salt(given.tenant, given.salt), console)
+        case "pair":
+            return run_pair(given)
         case _:
             from scripts.kv_lib.bench import bench  # loads torch and compiles loops
 

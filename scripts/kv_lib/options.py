@@ -51,6 +51,17 @@ examples
   scripts/kv bench --out docs/benchmarks/kv.json
   scripts/kv bench --only import --draft models/draft-int4 --tokens 1000
 """
+PAIR = """\
+Starts the target in vLLM and measures what its KV is worth to drafts of the same weights:
+  agreement     how often a draft's best guess is the target's greedy token, on prose: with KV of its own, with the target's for
+                the prompt, and with the target's for all that is committed (args.kv.refresh)
+  first draft   how long after the target's first token the first tokens of a draft are accepted, on a long prompt: with
+                the target's KV, and reading the prompt itself
+
+examples
+  scripts/kv pair --prompts 4 --repetitions 1
+  scripts/kv pair --out docs/benchmarks/kv_pair.json
+"""
 SECTIONS = ("pages", "import", "sizes", "digests")
 DRAFT = ROOT / "models" / "draft-int8"
 
@@ -114,6 +125,25 @@ def parser() -> argparse.ArgumentParser:
         default=ROOT / "results" / "kv.json",
         help="JSON result; Markdown is written beside it (default: results/kv.json)",
     )
+
+    one = command("pair", "Measure what the target's KV is worth to a draft, both running.", PAIR)
+    models = ROOT / "models"
+    one.add_argument("--target", type=Path, metavar="DIR", default=models / "target", help="(default: models/target)")
+    one.add_argument(
+        "--drafts",
+        type=Path,
+        metavar="DIR",
+        nargs="+",
+        default=[models / "draft-int8", models / "draft-int4"],
+        help="the first is also timed (default: models/draft-int8 models/draft-int4)",
+    )
+    one.add_argument("--prompts", type=_positive, metavar="N", default=12, help="of the prose set (default: 12)")
+    one.add_argument("--tokens", type=_positive, metavar="N", default=64, help="of each answer (default: 64)")
+    one.add_argument(
+        "--long", type=_positive, metavar="N", default=1000, help="tokens of the long prompt (default: 1000)"
+    )
+    one.add_argument("--repetitions", type=_positive, metavar="N", default=3, help="of the timing (default: 3)")
+    one.add_argument("--out", type=Path, metavar="FILE", help="JSON result as well")
     return result
 
 
