@@ -92,11 +92,11 @@ def _sizes(section: dict[str, Any]) -> Part:
     rows = [[str(row["tokens"]), *(spread(row[name]["ms"]) for name in names)] for row in section["rows"]]
     fits = "; ".join(
         f"{name} {section[name]['fixed_ms'] * 1e3:.0f} us + bytes at {section[name]['gb_per_s']:.1f} GB/s"
+        f" (of {', '.join(map(str, section[name]['through']))} tokens)"
         for name in names
     )
-    return Part(
-        "By number of tokens", ("Tokens", *(f"{name} ms" for name in names)), rows, f"Lines through them: {fits}."
-    )
+    note = f"Lines through them: {fits}. A partial block leaves the pages by another way than whole ones."
+    return Part("By number of tokens", ("Tokens", *(f"{name} ms" for name in names)), rows, note)
 
 
 def _digests(section: dict[str, Any]) -> Part:
