@@ -17,6 +17,7 @@ _FIRST_OUTLIER = 1.5  # the first of its size has nothing to be compared with bu
 _LINE_WEIGHT = 4.0  # observations the straight line counts for
 _MOST_SLOPE = 0.1  # of the mean step a token: beyond what was seen, hope rather than fear, or it is never tried
 _BEYOND = 4096  # tokens past the largest size seen to which the line is continued
+_LEAST_LEVEL = 0.25  # of what was seen at a size
 _LEAST_SLOPE = 0.004  # of a step's time a token: verifying is never quite free, whatever a noisy measurement says
 
 
@@ -89,7 +90,8 @@ def _smooth(sizes: dict[int, tuple[float, int]]) -> list[tuple[int, float]]:
     curve: list[tuple[int, float]] = []
     for x, y, weight in points:
         level = (weight * y + _LINE_WEIGHT * (y_mean + rise * (x - x_mean))) / (weight + _LINE_WEIGHT)
-        curve.append((x, max(level, curve[-1][1] if curve else 0.0)))
+        # far from most of what was seen the line can pass below zero, which no step's time does
+        curve.append((x, max(level, curve[-1][1] if curve else _LEAST_LEVEL * y)))
     last, level = curve[-1]
     curve.append((last + _BEYOND, level + rise * _BEYOND))  # beyond what was seen: the line
     return curve

@@ -21,6 +21,8 @@ _TORCH = {name: dtype for dtype, name in _DTYPES.items()}
 
 Buffer: TypeAlias = torch.Tensor | npt.NDArray[Any]
 
+_FEW_TOKENS = 8  # of a block, gathered one by one; for more, the whole block is unpacked and cut
+
 
 class CacheError(ValueError):
     """A cache, block list or buffer that does not fit; nothing was read or written."""
@@ -258,6 +260,11 @@ class PagedCache:
         self, ids: npt.NDArray[np.int64], low: int, high: int, array: torch.Tensor, *, writing: bool
     ) -> None:
         """Tokens ``[low, high)`` of the one block in ``ids``."""
+        if not writing and high - low > _FEW_TOKENS:
+            whole = torch.empty(self.shape(self.block_tokens), dtype=self.torch_dtype)
+            self._move_blocks(ids[:1], whole, writing=False)
+            array.copy_(whole[:, :, low:high])
+            return
         tokens = torch.arange(low, high, device=self.device)
         for run in self._runs:
             for part, stored in enumerate(run.kinds):
