@@ -1,0 +1,1 @@
+"""A vLLM KV connector: prompts read by one replica, answered by another (docs/kv_plane.md)."""
