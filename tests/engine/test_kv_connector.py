@@ -248,9 +248,12 @@ def test_preempted_on_either_side(a: Replica, b: Replica) -> None:
 
 
 def test_bfloat16() -> None:
-    """From an engine back to itself, its own cache forgotten; only near-ties may fall otherwise, as in any other batch."""
+    """From an engine with our worker, where vLLM saves after drafting, back to itself, its own cache forgotten.
+
+    Only near-ties may fall otherwise, as in any other batch.
+    """
     both = transfer_config("kv_both", hand_off_s=60)
-    engine = Replica(stock=True, dtype="bfloat16", kv_transfer_config=both)
+    engine = Replica(stock=False, dtype="bfloat16", kv_transfer_config=both)
     assert engine.ask("ready")["movable"]
     lengths = [5, BLOCK - 1, BLOCK, BLOCK + 1, 90]
     prompts = [prompt(n, 1000 + n) for n in lengths]
