@@ -35,9 +35,9 @@ from deployments.draft.lines import BRANCH, MAIN_LINE, MISS, Session
 from deployments.draft.migration import Migration
 from deployments.draft.model import StepModel
 from deployments.draft.pace import Pace
-from deployments.draft.runner import LARGEST_CHUNK, Runner
-from deployments.draft.schedule import best_rows, reading_alone_is_cheaper, wanted_rows
+from deployments.draft.runner import Runner
 from deployments.draft.sessions import SessionStore
+from deployments.draft.waiting import Waiting
 
 _COUNTERS = (
     "rows",  # of single-token steps; what they are wasted on: deployments/draft/health.py
@@ -106,7 +106,9 @@ class DraftEngine:
             clock=clock,
             counts=self._counts,
         )
-        self._prefill_wait_s = min(prefill_wait_s, faults.prefill_budget_s)
+        self._waiting = Waiting(
+            self._runner, self._calibration, prompt_s=min(prefill_wait_s, faults.prefill_budget_s), clock=clock
+        )
         self._kv = kv
         self._migration = migration
         self._unused_s = faults.session_lease_s / 10  # then a session's branches go, long before itself
@@ -133,7 +135,8 @@ class DraftEngine:
         wanting = [session for entries in applied for _, session, _ in entries if session is not None and session.want]
         if wanting:
             deadline_s = min(step.deadline_s for step in steps if any(commit.want for commit in step.commits))
-            self._draft(wanting, now, now + deadline_s)
+            self._packed = False
+            self._waiting.draft(wanting, now, now + deadline_s, self._worth_s)
         drafts = [[self._answer(*entry) for entry in entries] for entries in applied]
         after = self._clock()
         self._busy_s += after - now
@@ -270,68 +273,6 @@ class DraftEngine:
             agreed = index < session.agreed
             rank = -1 if agreed or session.own not in choice.runners else choice.runners.index(session.own)
             self._calibration.observe(greedy, choice.margin, agreed, rank)
-
-    def _draft(self, wanting: list[Session], started: float, until: float) -> None:
-        self._packed = False
-        short = [session for session in wanting if len(session.guess) < session.want]
-        steps = max((session.want - len(session.guess) for session in short), default=0)
-        for _ in short:  # where this very draft makes up for it
-            if len(short) == 1 or not self._runner.pack(steps):
-                break
-        self._read_alone([session for session in short if 1 < session.pending <= CATCH_UP], until)
-        ready = [session for session in short if session.pending <= CATCH_UP]
-        waiting = [session for session in short if session.pending > CATCH_UP]
-        drafting_s = max((s.want for s in short), default=0) * self._model.costs.decode(len(short))
-        prompts_until = min(started + self._prefill_wait_s, until - drafting_s)
-        for session in waiting:
-            expected = self._model.costs.prefill(session.pending)
-            while session.live and session.pending > 1 and self._clock() + expected <= prompts_until:
-                if not self._worth_reading(session, expected):
-                    break
-                self._runner.read(session, min(session.pending, LARGEST_CHUNK))
-                expected = self._model.costs.prefill(session.pending)
-            if session.live and session.pending == 1:
-                ready.append(session)
-        self._draft_ready(ready, until)
-        for session in waiting:
-            # Without idle time a prompt would wait for ever: then each step reads a slice, when the drafts are done.
-            if session.live and session.pending > 1 and not session.moved:
-                self._runner.read_slice(session, until - self._clock())
-            session.moved = False
-
-    def _draft_ready(self, ready: list[Session], until: float) -> None:
-        """Draft for sessions that have less than is wanted; where a token's worth is known, only while it pays."""
-        costs = self._model.costs
-        while lines := [session for session in ready if session.live and len(session.guess) < session.want]:
-            if self._worth_s:
-                rows = best_rows(wanted_rows(lines, self._calibration), costs, 0)
-                if sum(row.value for row in rows) * self._worth_s <= costs.decode(len(rows)):
-                    return
-                lines = [row.work for row in rows if isinstance(row.work, Session)]
-            if not self._runner.advance(lines, until):
-                return
-
-    def _read_alone(self, lagging: list[Session], until: float) -> None:
-        """Sessions behind by a few tokens read them in one call each, unless stepping together is cheaper."""
-        costs = self._model.costs
-        if not lagging or not reading_alone_is_cheaper(lagging, costs):
-            return
-        for session in lagging:
-            expected = costs.prefill(session.pending)
-            if not self._worth_reading(session, expected):
-                continue
-            left = until - self._clock()
-            if expected <= left:
-                self._runner.read(session, session.pending)
-            else:
-                self._runner.read_slice(session, left)
-
-    def _worth_reading(self, session: Session, expected_s: float) -> bool:
-        """Whether reading all that is unread should keep the target waiting for the one token it yields."""
-        if not self._worth_s:
-            return True
-        value = session.likelihood() * self._calibration.mean(session.sampling.temperature <= 0.0)
-        return value * self._worth_s > expected_s
 
     def _answer(self, commit: Commit, session: Session | None, reason: str) -> Draft:
         chosen = []

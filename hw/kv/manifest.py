@@ -183,7 +183,7 @@ class Attention(_Part, frozen=True):
 class Manifest(_Part, frozen=True):
     """All of it. Build with :func:`manifest_for`; every part checks itself, so a Manifest that exists is well formed.
 
-    ``exactness``: ``bit_exact`` bytes are what an engine with the same compute fingerprint computes itself;
+    ``exactness``: ``bit_exact`` bytes were computed by an engine with this compute fingerprint;
     ``same_function`` ones come from the same weights by other arithmetic; ``approximate`` is anything else. ``lineage``
     lists the lossy conversions the bytes went through, oldest first (``str`` of the steps in ``hw/kv/steps.py``).
     """
@@ -277,8 +277,9 @@ def compute_fingerprint(
 ) -> str:
     """SHA-256 (hex) of what decides the bits an engine computes from given weights and tokens.
 
-    Two engines with equal fingerprints are taken to compute equal bits; without ``batch_invariant`` that holds only for
-    equal batches, so a producer claims ``bit_exact`` only with it. Raises ManifestError for an empty fact.
+    Bytes marked ``bit_exact`` were computed by an engine of this fingerprint and not changed since: using them is what that
+    engine's own prefix cache does. Without ``batch_invariant`` the same tokens in another batch may still come out with
+    other last bits there. Raises ManifestError for an empty fact.
     """
     facts = {
         "engine": engine,

@@ -20,7 +20,7 @@ STYLES = {
     "suffix": (GREEN, ""),
     "chain": (BLUE, ""),
     "chain_sync": (BLUE, "///"),
-    "chain_no_kv": (BLUE, "..."),
+    "chain_no_kv": (BLUE, "xxx"),
     "chain_model": (SKY, ""),
     "chain_model_sync": (SKY, "///"),
     "chain_suffix": (PURPLE, ""),

@@ -102,7 +102,13 @@ def engine(name, mode="compiled", bounds=BOUNDS, cores=CORES):
 
 @pytest.mark.parametrize(
     ("name", "draft"),
-    [("chain", "real"), ("chain_no_kv", "real"), ("chain_sync", "sync"), ("wrong_draft", "wrong"), ("always_the", "the")],
+    [
+        ("chain", "real"),
+        ("chain_no_kv", "real"),
+        ("chain_sync", "sync"),
+        ("wrong_draft", "wrong"),
+        ("always_the", "the"),
+    ],
 )
 def test_target_core_and_chain_differ_only_by_the_chain_and_the_lent_core(name, draft):
     plain, chain = engine("plain_target_core"), engine(name)
