@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.conftest import App, wait_until
+from tests.cluster.drafts import MODEL_ONLY
 
 pytestmark = pytest.mark.cluster
 
@@ -278,6 +279,21 @@ class TestApi:
 
     def test_engine_survived_all_of_it(self, app: App) -> None:
         assert app.text() == app.text(chain={"enabled": False})
+
+
+def test_the_draft_starts_from_the_targets_kv(app: App) -> None:
+    """Between the replicas of two Serve deployments, through shared memory; the prompt is read once, by the target."""
+    drafted(app, chain=MODEL_ONLY)  # until then a circuit may be open
+    draft = app.draft()
+    before = draft.stats.remote().result(timeout_s=60)
+    app.chat("Name three rivers of Europe and the seas they reach, one a line.", chain=MODEL_ONLY)
+    after = draft.stats.remote().result(timeout_s=60)
+    assert after["kv_taken"] > before.get("kv_taken", 0)
+    assert after.get("prefill_tokens", 0) - before.get("prefill_tokens", 0) < 10
+    assert not any(name.startswith("kv_refused") for name in after)
+    counters = app.stats()["counters"]
+    assert counters["kv_export:exports"] > 0
+    assert counters["kv_export:bytes"] > 0
 
 
 def test_disconnected_clients_leave_nothing_behind(app: App) -> None:
