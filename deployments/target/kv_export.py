@@ -131,9 +131,15 @@ class KvExport:
             self._store.store.drop(held[0])
 
     def stats(self) -> dict[str, float]:
-        """Exports, positions, bytes and ms; refusals by reason."""
-        result = {f"kv_export:{name}": float(value) for name, value in self.counts.items() if name != "ns"}
-        return result | {"kv_export_ms": self.counts["ns"] / 1e6}
+        """Exports, positions, bytes and ms; what was not sent, by reason."""
+        totals = {name: self.counts[name] for name in ("exports", "positions", "bytes", "ns")}
+        missed = {f"kv_not_sent:{name}": float(n) for name, n in self.counts.items() if name not in totals}
+        return missed | {
+            "kv_exports": float(totals["exports"]),
+            "kv_export_positions": float(totals["positions"]),
+            "kv_export_bytes": float(totals["bytes"]),
+            "kv_export_ms": totals["ns"] / 1e6,
+        }
 
     def close(self) -> None:
         if self._store is not None:

@@ -26,11 +26,14 @@ COUNTERS = {
         "chain_relaxed_tokens_total",
         "Of those, tokens that a lossy policy let pass: not the target's own",
     ),
+    "kv_exports": ("chain_kv_exports_total", "Times KV of committed tokens was sent to a draft"),
+    "kv_export_bytes": ("chain_kv_export_bytes_total", "Bytes of KV sent to drafts"),
     "committed_tokens": ("chain_committed_tokens_total", "Tokens committed, the target's own and accepted ones"),
 }
 LABELLED = {  # prefix in the stats; what follows it is the value of the label
     "miss:": ("chain_drafts_missed_total", "Times a sequence went on without a draft of a model", "reason"),
     "dropped:": ("chain_messages_dropped_total", "Messages between target and drafts that came to nothing", "reason"),
+    "kv_not_sent:": ("chain_kv_not_sent_total", "Times KV could not be sent to a draft, which then computes it", "reason"),
     "drafted:": ("chain_source_drafted_tokens_total", "Draft tokens verified, by who drafted them", "source"),
     "accepted:": ("chain_source_accepted_tokens_total", "Draft tokens accepted, by who drafted them", "source"),
 }

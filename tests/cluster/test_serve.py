@@ -292,8 +292,8 @@ def test_the_draft_starts_from_the_targets_kv(app: App) -> None:
     assert after.get("prefill_tokens", 0) - before.get("prefill_tokens", 0) < 10
     assert not any(name.startswith("kv_refused") for name in after)
     counters = app.stats()["counters"]
-    assert counters["kv_export:exports"] > 0
-    assert counters["kv_export:bytes"] > 0
+    assert counters["kv_exports"] > 0
+    assert counters["kv_export_bytes"] > 0
 
 
 def test_disconnected_clients_leave_nothing_behind(app: App) -> None:
