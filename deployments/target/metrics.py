@@ -33,7 +33,11 @@ COUNTERS = {
 LABELLED = {  # prefix in the stats; what follows it is the value of the label
     "miss:": ("chain_drafts_missed_total", "Times a sequence went on without a draft of a model", "reason"),
     "dropped:": ("chain_messages_dropped_total", "Messages between target and drafts that came to nothing", "reason"),
-    "kv_not_sent:": ("chain_kv_not_sent_total", "Times KV could not be sent to a draft, which then computes it", "reason"),
+    "kv_not_sent:": (
+        "chain_kv_not_sent_total",
+        "Times KV could not be sent to a draft, which then computes it",
+        "reason",
+    ),
     "drafted:": ("chain_source_drafted_tokens_total", "Draft tokens verified, by who drafted them", "source"),
     "accepted:": ("chain_source_accepted_tokens_total", "Draft tokens accepted, by who drafted them", "source"),
 }
