@@ -290,7 +290,8 @@ def test_the_draft_starts_from_the_targets_kv(app: App) -> None:
     after = draft.stats.remote().result(timeout_s=60)
     assert after["kv_taken"] > before.get("kv_taken", 0)
     assert after.get("prefill_tokens", 0) - before.get("prefill_tokens", 0) < 10
-    assert not any(name.startswith("kv_refused") for name in after)
+    grown = {name for name in after if name.startswith("kv_refused") and after[name] > before.get(name, 0)}
+    assert not grown
     counters = app.stats()["counters"]
     assert counters["kv_exports"] > 0
     assert counters["kv_export_bytes"] > 0
