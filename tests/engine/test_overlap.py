@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from deployments.chain.controller import Controller, Unconditional
 from deployments.channel.inprocess import OverlappedChannel
 from deployments.draft.engine import DraftEngine
+from deployments.draft.kv_intake import make_intake
+from deployments.kv import INLINE, SHARED_MEMORY
 from deployments.target.sources import make_sources
 from hw.onnx.session import OnnxModel
 from tests.engine.conftest import Engine
@@ -44,7 +46,8 @@ def everything(engine: Engine, request: pytest.FixtureRequest) -> Iterator[Engin
 
 
 def overlapped(onnx: OnnxModel, **channel: Any) -> OverlappedChannel:
-    return OverlappedChannel(DraftEngine(onnx, top_k=0), **channel)
+    intake = make_intake(onnx, model("draft-int4"), "cpu")
+    return OverlappedChannel(DraftEngine(onnx, top_k=0, kv=intake), **channel)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -54,10 +57,10 @@ def test_equal_to_plain(everything: Engine, onnx: OnnxModel, kind: str) -> None:
     channel = overlapped(onnx)
     engine.drafts(a=channel)
     outputs = []
-    for first in range(0, len(PROMPTS), 4):  # few at once: in a large batch the controller would draft nothing
-        some = slice(first, first + 4)
+    for first in range(0, len(PROMPTS), 8):  # few at once: in a large batch the controller would draft nothing
+        some = slice(first, first + 8, 2)  # the others are drafted for by the same model in test_equality
         outputs += engine.generate(PROMPTS[some], expected.params[some])
-    same(expected.outputs, outputs)
+    same(expected.outputs[::2], outputs)
     stats = engine.stats()
     assert channel.failure is None
     assert stats["drafted_tokens"] > 0
@@ -70,10 +73,11 @@ def test_equal_to_plain(everything: Engine, onnx: OnnxModel, kind: str) -> None:
     faults=st.lists(st.sampled_from(["ok", "ok", "ok", "lose", "mute", "late", "hold"]), min_size=3, max_size=9),
     delays=st.lists(st.sampled_from([0.0, 0.0, 0.002, 0.02, 0.06]), min_size=2, max_size=5),
     kind=st.sampled_from(["greedy", "seeded", "penalties"]),
+    link=st.sampled_from(["", SHARED_MEMORY, INLINE]),
 )
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_equal_to_plain_whatever_the_channel_does(
-    engine: Engine, onnx: OnnxModel, faults: list[str], delays: list[float], kind: str
+    engine: Engine, onnx: OnnxModel, faults: list[str], delays: list[float], kind: str, link: str
 ) -> None:
     expected = reference(engine, kind)
     channel = overlapped(
@@ -82,8 +86,15 @@ def test_equal_to_plain_whatever_the_channel_does(
         delay=lambda number: delays[number % len(delays)],
     )
     engine.drafts(a=channel)
+    kv = engine.kv()
+    channel.drafter.meet(kv.offer())
+    kv.connect([{"name": "a", "kv": link}])  # without a link the draft reads prompts itself
+    engine.rounds().send_kv(kv.export)
     some = slice(0, 6)
-    same(expected.outputs[some], engine.generate(PROMPTS[some], expected.params[some]))
+    try:
+        same(expected.outputs[some], engine.generate(PROMPTS[some], expected.params[some]))
+    finally:
+        engine.rounds().send_kv(None)
     assert channel.failure is None
     engine.drafts()
     channel.drafter.check_integrity()
