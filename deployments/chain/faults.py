@@ -28,7 +28,7 @@ class FaultPolicy:
     discovery_timeout_s: float = 5.0  # for one such question
     # --- KV on its way to drafts ----------------------------------------------------------------------------------
     kv_lease_s: float = 2.0  # memory with KV that a draft was told of is kept so long; it reads within one round
-    kv_inline_bytes: int = 16 * 1024 * 1024  # largest KV sent inside a message, to a draft on another machine
+    kv_inline_bytes: int = 16 * 1024 * 1024  # of KV inside one message to a draft on another machine; half its bound
     # --- start and stop -------------------------------------------------------------------------------------------
     start_timeout_s: float = 600.0  # models load, engines compile
     drain_timeout_s: float = 10.0  # a stopping replica finishes or drops what it holds

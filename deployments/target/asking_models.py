@@ -44,6 +44,8 @@ class AskingModels:
         self, running: list[Running], local: Mapping[str, Candidate | None], now: float
     ) -> tuple[Commits, Decision]:
         """What to tell which draft, given what each sequence has without asking."""
+        if self.kv is not None:
+            self.kv.next_step()
         usable = self._peers.usable(now)
         wishes = [self._wish(item, local[item.request], usable) for item in running]
         decision = self.controller.asks(wishes)

@@ -67,6 +67,7 @@ class KvExport:
         self._boot = boot_id()
         self._epoch = secrets.token_bytes(16)
         self._generation = 0
+        self._inline_left = faults.kv_inline_bytes  # of the messages of this step
         self._chains: dict[str, PrefixChain] = {}
         self._shared_blocks: dict[str, tuple[BlockKey, Ref]] = {}  # by request: what a draft may be reading
         self._store: StoreProducer | None = None
@@ -91,6 +92,10 @@ class KvExport:
         """Whether a draft replica takes KV."""
         return draft in self.links
 
+    def next_step(self) -> None:
+        """A new message goes to each draft: it has room for KV again."""
+        self._inline_left = self._faults.kv_inline_bytes
+
     def export(self, draft: str, request: str, tokens: list[int], start: int, tenant: str) -> bytes:
         """KV of positions ``[start, len(tokens))`` for a draft: what goes into the commit; empty when it cannot be had."""
         blocks = self._blocks(request)
@@ -103,10 +108,11 @@ class KvExport:
         try:
             if self.links[draft] == SHARED_MEMORY:
                 reference = self._shared(blocks, request, tokens, rows, nbytes, salt_of(tenant))
-            elif nbytes > self._faults.kv_inline_bytes:
-                self.counts["too_large"] += 1
+            elif nbytes > self._inline_left:
+                self.counts["too_large" if nbytes > self._faults.kv_inline_bytes else "message_full"] += 1
                 return b""
             else:
+                self._inline_left -= nbytes
                 reference = self._inline(blocks, request, tokens, rows, nbytes, salt_of(tenant))
         except (BlockError, CacheError) as error:
             self.counts[getattr(error, "code", "cache")] += 1

@@ -148,6 +148,17 @@ def test_what_does_not_fit_is_counted_and_read(make: Make) -> None:
     assert sending.counts["no_blocks"] == 1
 
 
+def test_a_message_holds_so_much_kv_and_the_next_one_again(make: Make) -> None:
+    sequences = {"a": PROMPT, "b": PROMPT}
+    sending, _, _ = make(INLINE, sequences=sequences, faults=replace(FaultPolicy(), kv_inline_bytes=500))
+    first = sending.export("d", "a", PROMPT[:-1], 0, "")
+    assert 250 < len(first) <= 500
+    assert sending.export("d", "b", PROMPT[:-1], 0, "") == b""
+    assert sending.counts["message_full"] == 1
+    sending.next_step()
+    assert len(sending.export("d", "b", PROMPT[:-1], 0, "")) == len(first)
+
+
 def test_what_a_draft_knows() -> None:
     tokens = list(range(100))
     slice_of = lambda start, stop: tokens[start:stop]  # noqa: E731
