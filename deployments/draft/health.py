@@ -31,11 +31,6 @@ class Move(NamedTuple):
     start: int = 0
 
 
-def bridged_gap(costs: StepCosts, slots: int) -> int:
-    """Most slots between two of a step that are computed rather than left out: the model's own choice once it has measured."""
-    return min(int(costs.decode_base_s / costs.decode_row_s), slots) if costs.decode_row_s > 0.0 else 0
-
-
 def worth_copying(costs: StepCosts, copy_s: float, steps: int) -> int:
     """Positions whose copy, at ``copy_s`` seconds each, takes as long as ``steps`` steps take for a row more."""
     if costs.decode(1) <= 0.0 or copy_s <= 0.0:

@@ -14,7 +14,7 @@ import numpy as np
 
 from deployments.draft.calibration import Calibration
 from deployments.draft.choose import BadLogits, Logits, choose
-from deployments.draft.health import bridged_gap, count_rows, next_move, useful_slots, worth_copying
+from deployments.draft.health import count_rows, next_move, useful_slots, worth_copying
 from deployments.draft.lines import Branch, Line, Session
 from deployments.draft.model import StepModel
 from deployments.draft.schedule import Start
@@ -57,7 +57,7 @@ class Runner:
         self._clock = clock
         self.counts = counts
         self._scratch = np.empty(vocab_size, np.float32)
-        self._gap = bridged_gap(model.costs, model.slots)
+        self._gap = model.costs.bridged_gap(model.slots)
 
     def advance(self, lines: Iterable[Line], until: float = float("inf")) -> bool:
         """Compute one more token of each line together; False when there are none or no time."""

@@ -36,6 +36,10 @@ class StepCosts:
             return 1 << 31
         return max(0, int((seconds - self.prefill_base_s * self.prefill_scale) / each))
 
+    def bridged_gap(self, slots: int) -> int:
+        """Most unwanted slots between two of a step that are computed along: they cost their rows, not doing so one more call."""
+        return min(int(self.decode_base_s / self.decode_row_s), slots) if self.decode_row_s > 0.0 else 0
+
     def saw_decode(self, rows: int, seconds: float) -> None:
         """Learn from one decode call."""
         self.decode_scale = _follow(self.decode_scale, self.decode_base_s + self.decode_row_s * rows, seconds)

@@ -267,8 +267,7 @@ class OnnxModel:
         row = max(several - one, 0.0) / max(rows - 1, 1)
         token = max(long - short, 0.0) / max(many - few, 1)
         self.costs = StepCosts(max(one - row, 0.0), row, max(short - few * token, 0.0), token)
-        # Bridging a gap costs its rows; not bridging it costs one more call.
-        self._largest_gap = min(int(self.costs.decode_base_s / row), self.slots) if row > 0.0 else 0
+        self._largest_gap = self.costs.bridged_gap(self.slots)
 
 
 def _fastest(call: Callable[[], object]) -> float:

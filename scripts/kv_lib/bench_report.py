@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from scripts.profile_lib.report import Part, rounded, table
+from scripts.profile_lib.report import Part, rounded, section_lines, table
 
 __all__ = ["Part", "parts", "table", "write"]
 
@@ -151,15 +151,7 @@ def markdown(result: dict[str, Any]) -> str:
     if "import" in result:
         lines += [f"- {sentence}" for sentence in held(result["import"])]
     for part in parts(result):
-        lines += [
-            "",
-            f"## {part.title}",
-            "",
-            "| " + " | ".join(part.headings) + " |",
-            "|" + "---|" * len(part.headings),
-        ]
-        lines += ["| " + " | ".join(row) + " |" for row in part.rows]
-        lines += ["", part.note] if part.note else []
+        lines += section_lines(part)
     return "\n".join(lines) + "\n"
 
 

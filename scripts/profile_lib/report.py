@@ -122,16 +122,21 @@ def markdown(result: dict[str, Any]) -> str:
     ]
     lines += [f"- **{section} was not measured:** {reason}" for section, reason in result["failed"].items()]
     for part in parts(result):
-        lines += [
-            "",
-            f"## {part.title}",
-            "",
-            "| " + " | ".join(part.headings) + " |",
-            "|" + "---|" * len(part.headings),
-        ]
-        lines += ["| " + " | ".join(row) + " |" for row in part.rows]
-        lines += ["", part.note] if part.note else []
+        lines += section_lines(part)
     return "\n".join(lines) + "\n"
+
+
+def section_lines(part: Part) -> list[str]:
+    """Lines of Markdown: a heading, the table, the note."""
+    lines = [
+        "",
+        f"## {part.title}",
+        "",
+        "| " + " | ".join(part.headings) + " |",
+        "|" + "---|" * len(part.headings),
+    ]
+    lines += ["| " + " | ".join(row) + " |" for row in part.rows]
+    return lines + (["", part.note] if part.note else [])
 
 
 def table(part: Part) -> Table:

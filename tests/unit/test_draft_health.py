@@ -12,7 +12,7 @@ from deployments.chain.protocol import PROTOCOL_VERSION, UNKNOWN_SESSION, Commit
 from deployments.draft import runner as running
 from deployments.draft.choose import Logits
 from deployments.draft.engine import DraftEngine
-from deployments.draft.health import bridged_gap, count_rows, faulty, fragmentation, next_move, worth_copying
+from deployments.draft.health import count_rows, faulty, fragmentation, next_move, worth_copying
 from deployments.draft.lines import Spare
 from deployments.draft.sessions import SessionStore
 from hw.onnx.costs import StepCosts
@@ -30,7 +30,7 @@ class Rows(FakeModel):
     def __init__(self, slots: int, clock: Clock) -> None:
         super().__init__(slots=slots, context=256, clock=clock)
         self.costs = StepCosts(*COSTS)
-        self.gap = bridged_gap(self.costs, slots)
+        self.gap = self.costs.bridged_gap(slots)
         self.rows = self.asked = self.steps = self.splits = 0
 
     def decode(self, slots: Sequence[int], tokens: Sequence[int], lengths: Sequence[int]) -> list[Logits]:
