@@ -35,10 +35,12 @@ class InProcessChannel:
         self._late: list[Drafts] = []
         self._held: list[Step] = []
         self._closed = False
+        self._target = ""
 
     def post(self, step: Step) -> bool:
         if self._closed:
             return False
+        self._target = step.target
         kind = self._fault(step.number)
         if kind == "hold":
             self._held.append(step)
@@ -65,6 +67,12 @@ class InProcessChannel:
 
     def close(self) -> None:
         self._closed = True
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        """As a draft behind a socket, this one forgets the sessions of a target that hung up."""
+        if self._target:
+            self.drafter.disconnect(self._target)
 
     def _deliver(self, step: Step, kind: str) -> None:
         self._answer(step, self.drafter.step(step), kind)
@@ -117,8 +125,9 @@ class OverlappedChannel(InProcessChannel):
                 self._ready.wait(left)
 
     def close(self) -> None:
-        super().close()
+        self._closed = True
         self._thread.join()
+        self._disconnect()
 
     def _deliver(self, step: Step, kind: str) -> None:
         self._steps.put((step, kind))

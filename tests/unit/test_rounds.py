@@ -152,6 +152,7 @@ def test_sessions_move_when_their_draft_leaves() -> None:
     rounds.set_channels({"b": InProcessChannel(second)})
     assert target.step()["r"]
     assert second.sessions["r"] == target.tokens["r"]
+    assert not first.sessions  # a full draft would refuse the next ones until their lease ends
 
 
 def test_announced_prompts_are_read_before_the_first_round() -> None:
