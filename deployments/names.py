@@ -3,6 +3,7 @@
 from deployments.config import AppConfig
 
 ROUTER = "Router"
+EVIDENCE = "Evidence"
 
 
 def target_name(model_id: str) -> str:
@@ -18,4 +19,5 @@ def draft_name(name: str) -> str:
 def deployment_names(config: AppConfig) -> list[str]:
     """All of an application's."""
     drafts = [draft_name(draft.name) for draft in config.drafts if draft.replicas]
-    return [ROUTER, target_name(config.target.name), *drafts]
+    evidence = [EVIDENCE] if config.evidence is not None else []
+    return [ROUTER, target_name(config.target.name), *drafts, *evidence]

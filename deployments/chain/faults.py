@@ -29,6 +29,14 @@ class FaultPolicy:
     # --- KV on its way to drafts ----------------------------------------------------------------------------------
     kv_lease_s: float = 2.0  # memory with KV that a draft was told of is kept so long; it reads within one round
     kv_inline_bytes: int = 16 * 1024 * 1024  # of KV inside one message to a draft on another machine; half its bound
+    # --- evidence for whole answers -------------------------------------------------------------------------------
+    evidence_deadline_s: float = 2.0  # no caller waits longer for one source, whatever it asks for
+    evidence_threads: int = 4  # of each source; a call that hangs takes one of them for as long as it hangs
+    evidence_queue: int = 64  # calls waiting for one source; more are refused at once
+    evidence_learn_queue: int = 256  # answers waiting to be remembered by one source; more are forgotten
+    evidence_refresh_s: float = 5.0  # documents and rules that changed are noticed within so long
+    evidence_lock_s: float = 20.0  # a new replica waits so long for the one it replaces to let go of the index
+    rule_match_s: float = 0.02  # for matching one rule; a pattern that backtracks without end is given up
     # --- start and stop -------------------------------------------------------------------------------------------
     start_timeout_s: float = 600.0  # models load, engines compile
     drain_timeout_s: float = 10.0  # a stopping replica finishes or drops what it holds

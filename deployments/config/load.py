@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from deployments.config.errors import ConfigError, explain, nearest
-from deployments.config.models import AppConfig
+from deployments.config.models import AppConfig, Evidence
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -47,7 +47,14 @@ def resolve(path: Path, folder: Path | None) -> Path:
 def _resolved(config: AppConfig, folder: Path | None) -> AppConfig:
     target = config.target.model_copy(update={"model": resolve(config.target.model, folder)})
     drafts = [draft.model_copy(update={"model": resolve(draft.model, folder)}) for draft in config.drafts]
-    return config.model_copy(update={"target": target, "drafts": drafts})
+    return config.model_copy(update={"target": target, "drafts": drafts, "evidence": _evidence(config, folder)})
+
+
+def _evidence(config: AppConfig, folder: Path | None) -> Evidence | None:
+    if config.evidence is None:
+        return None
+    paths = {name: getattr(config.evidence, name) for name in ("documents", "index", "sentences", "rules")}
+    return config.evidence.model_copy(update={name: resolve(path, folder) for name, path in paths.items() if path})
 
 
 def model_problems(config: AppConfig, root: str = "args") -> list[str]:

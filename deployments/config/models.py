@@ -204,6 +204,42 @@ class Kv(Strict):
     )
 
 
+class Evidence(Strict):
+    """Drafts of whole answers without a model: documents, past answers, rules, templates."""
+
+    pool: Name
+    documents: Path | None = Field(default=None, description="folder of .md and .txt files; never written to")
+    history: bool = Field(
+        default=False, description="remember answers on disk and draft them for the same tenant's like questions"
+    )
+    index: Path | None = Field(
+        default=None, description="folder of the embedding index, made where missing; documents and history need it"
+    )
+    sentences: Path = Field(default=Path("models/sentences"), description="folder of the sentence model")
+    similarity: float = Field(
+        default=0.5, ge=0, le=1, description="cosine from which a passage is a draft; measured in docs/evidence.md"
+    )
+    answer_similarity: float = Field(
+        default=0.85, ge=0, le=1, description="cosine from which an earlier question is the same question"
+    )
+    rules: Path | None = Field(default=None, description="YAML file of patterns and what they draft")
+    templates: bool = Field(
+        default=True, description="draft from answers to questions of the same shape, within a tenant; in memory only"
+    )
+    threads: int = Field(default=1, ge=1, description="of the sentence model")
+
+    @model_validator(mode="after")
+    def _index_where_needed(self) -> "Evidence":
+        if (self.documents or self.history) and self.index is None:
+            raise ValueError("documents and history need index: the folder their embeddings are kept in")
+        return self
+
+    @property
+    def retrieval(self) -> bool:
+        """Whether there is anything to look up by meaning."""
+        return self.documents is not None or self.history
+
+
 class Limits(Strict):
     """What is refused rather than queued without end."""
 
@@ -237,6 +273,7 @@ class AppConfig(Strict):
     pools: dict[str, Pool]
     chain: Chain = Field(default_factory=Chain)
     kv: Kv = Field(default_factory=Kv)
+    evidence: Evidence | None = Field(default=None, description="None: answers are drafted by models only")
     limits: Limits = Field(default_factory=Limits)
     faults: Faults = Field(default_factory=Faults)
 
@@ -262,9 +299,11 @@ class AppConfig(Strict):
     def _agree(self) -> "AppConfig":
         if not self.pools:
             raise ValueError("args.pools: at least one pool is needed")
-        for where, pool in [("args.target", self.target.pool)] + [
-            (f"args.drafts[{index}]", draft.pool) for index, draft in enumerate(self.drafts)
-        ]:
+        for where, pool in (
+            [("args.target", self.target.pool)]
+            + [(f"args.drafts[{index}]", draft.pool) for index, draft in enumerate(self.drafts)]
+            + ([("args.evidence", self.evidence.pool)] if self.evidence else [])
+        ):
             if pool not in self.pools:
                 known = ", ".join(sorted(self.pools))
                 raise ValueError(f"{where}.pool: no pool {pool!r}; pools: {known}")

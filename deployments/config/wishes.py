@@ -11,6 +11,8 @@ def wishes(config: AppConfig) -> list[Wish]:
     bundles[config.target.pool] = replica_bundles(config) * config.target.replicas
     for draft in config.drafts:
         bundles.setdefault(draft.pool, []).extend([config.pools[draft.pool].wants()] * draft.replicas)
+    if config.evidence is not None:
+        bundles.setdefault(config.evidence.pool, []).append(config.pools[config.evidence.pool].wants())
     return [Wish(name, config.pools[name].labels, tuple(wanted)) for name, wanted in bundles.items() if wanted]
 
 
