@@ -17,6 +17,7 @@ class Candidate:
     top_probs: npt.NDArray[np.float32] | None = (
         None  # [len(tokens), k], temperature 1; what is missing to 1 is tail mass
     )
+    ends: tuple[int, ...] = ()  # [len(tokens)] characters of the text up to the end of each token; () unknown
     finished: bool = True  # the answer ends here; False: the source was cut at its length limit
     note: str = ""  # what it rests on, for the trace: "rule refund-period", "doc faq.md#3 similarity 0.83"
 
