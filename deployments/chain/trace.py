@@ -48,6 +48,8 @@ class Trace:
     rounds_n: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
     sources: Counter[str] = field(default_factory=Counter)  # accepted tokens by who drafted them
+    given: int = 0  # tokens of a draft that came with the request
+    followed: int = 0  # and how many of them the output has, also where the target said them unasked
 
     def add(self, item: Round) -> None:
         self.rounds_n += 1
@@ -71,6 +73,8 @@ class Trace:
             "reasons": dict(self.reasons),
             "sources": dict(self.sources),
             "prompt_tokens": self.prompt_tokens,
+            "given": self.given,
+            "followed": self.followed,
         }
 
 

@@ -29,6 +29,7 @@ class ChainOptions(msgspec.Struct, frozen=True, kw_only=True):
     min_p: float = 0.0
     logit_bias: dict[str, float] = {}
     policy: Policy | None = None  # None: lossless
+    given: list[list[int]] = []  # drafts that came with the request, see deployments.chain.given
 
     def bias(self) -> dict[int, float]:
         return {int(token): value for token, value in self.logit_bias.items()}

@@ -206,8 +206,8 @@ class ChainProposer:
             self.rounds.announce(prompts)
 
     def _begin(self, request: str, options: ChainOptions, prompt: list[int]) -> None:
-        sources = options.sources if options.enabled else ()
-        self.rounds.begin(request, options.id, prompt, options.trace, options.tenant, sources)
+        sources, given = (options.sources, options.given) if options.enabled else ((), ())
+        self.rounds.begin(request, options.id, prompt, options.trace, options.tenant, sources, given)
 
     def finish(self, requests: set[str]) -> None:
         """vLLM freed these requests (finished or aborted)."""

@@ -22,6 +22,7 @@ from deployments.target.peers import Peers
 from deployments.target.round_stats import RoundStats
 from deployments.target.sequence import Candidate, Running, Sequence
 from deployments.target.sources import Source
+from deployments.target.sources.given import GivenSource
 
 
 class DraftRounds:
@@ -39,6 +40,7 @@ class DraftRounds:
         self.stats_of_rounds = RoundStats()
         self.faults = faults
         self._sources = list(sources)
+        self._given = GivenSource(vocab_size)
         self._clock = clock
         self._peers = Peers(target, faults)
         self._sequences: dict[str, Sequence] = {}
@@ -94,14 +96,21 @@ class DraftRounds:
         keep_rounds: bool,
         tenant: str = "",
         sources: Iterable[str] | None = None,
+        given: Many[Many[int]] = (),
     ) -> None:
-        """A request reached the target; must precede its first :meth:`round`."""
+        """A request reached the target; must precede its first :meth:`round`.
+
+        ``sources`` are those that may draft for it, None: all there are. Drafts that it brought, ``given``, count anyway.
+        """
         allowed = None if sources is None else frozenset(sources)
         sequence = Sequence(Trace(keep_rounds, len(prompt)), chain_id, tenant, allowed)
         self._sequences[request] = sequence
+        if given and self._given.give(request, given):
+            sequence.local.append(self._given)
         for source in self._sources:
             if sequence.allows(source.name):
                 source.begin(request, tenant, prompt)
+                sequence.local.append(source)
 
     def knows(self, request: str) -> bool:
         return request in self._sequences
@@ -131,7 +140,8 @@ class DraftRounds:
             sequence = self._sequences.pop(request, None)
             if sequence is None:
                 continue
-            for source in self._sources:
+            sequence.trace.given, sequence.trace.followed = self._given.outcome(request)
+            for source in sequence.local:
                 source.finish(request)
             self._models.forget(request, sequence)
             if sequence.chain_id:
@@ -207,9 +217,8 @@ class DraftRounds:
         tokens = len(running)
         for item in running:
             sequence = self._sequences[item.request]
-            for source in self._sources:
-                if sequence.allows(source.name):
-                    source.extend(item.request, item.new)
+            for source in sequence.local:
+                source.extend(item.request, item.new)
             pending = sequence.pending
             tokens += pending.offer.length if pending is not None else 0
             self._record(sequence, item)
@@ -227,7 +236,7 @@ class DraftRounds:
                     committed=sum(len(item.new) for item in running),
                     mixed=self._mixed,
                     reading=self._reading,
-                    local=any(self._sequences[item.request].allows(s.name) for item in running for s in self._sources),
+                    local=any(self._sequences[item.request].local for item in running),
                     local_length=self._local[0],
                     local_expected=self._local[1],
                 )
@@ -275,9 +284,7 @@ class DraftRounds:
         if item.want <= 0:
             return None
         sequence = self._sequences[item.request]
-        for source in self._sources:
-            if not sequence.allows(source.name):
-                continue
+        for source in sequence.local:
             proposal = source.propose(item.request, item.want)
             if proposal is None or not proposal.tokens:
                 continue
@@ -311,8 +318,9 @@ class DraftRounds:
         done = self._done.pop(chain_id, None)
         if done is not None:
             return done[1].as_dict()
-        for sequence in self._sequences.values():
+        for request, sequence in self._sequences.items():
             if sequence.chain_id == chain_id:
+                sequence.trace.given, sequence.trace.followed = self._given.outcome(request)
                 return sequence.trace.as_dict()
         return None
 
@@ -322,7 +330,7 @@ class DraftRounds:
         if self._models.kv is not None:
             result |= self._models.kv.stats()
         result["sessions"] = float(len(self._sequences))
-        for source in self._sources:
+        for source in (self._given, *self._sources):
             result |= {f"source:{source.name}:{key}": value for key, value in source.stats().items()}
         return result
 

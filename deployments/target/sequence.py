@@ -10,6 +10,7 @@ import numpy.typing as npt
 from deployments.chain.controller import LocalPace, Offer, View
 from deployments.chain.protocol import MAX_DRAFT_TOKENS, Sampling
 from deployments.chain.trace import Trace
+from deployments.target.sources import Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,7 @@ class Sequence:
     chain_id: str
     tenant: str
     sources: frozenset[str] | None  # what the request allows; None: everything
+    local: list[Source] = field(default_factory=list)  # who drafts for it without a wait
     views: dict[str, View] = field(default_factory=dict)
     pace: LocalPace = field(default_factory=LocalPace)
     # --- at the draft ---
