@@ -29,6 +29,8 @@ def load_args(args: Mapping[str, Any], folder: Path | None = None, root: str = "
     config = _resolved(config, folder)
     problems = engine_kwarg_problems(config.target.engine_kwargs, f"{root}.target.engine_kwargs")
     problems += model_problems(config, root)
+    if config.evidence is not None and (wrong := config.evidence.validators.problem()):
+        problems.append(f"{root}.evidence.validators.{wrong}")
     if problems:
         raise ConfigError(problems)
     return config
@@ -54,7 +56,9 @@ def _evidence(config: AppConfig, folder: Path | None) -> Evidence | None:
     if config.evidence is None:
         return None
     paths = {name: getattr(config.evidence, name) for name in ("documents", "index", "sentences", "rules")}
-    return config.evidence.model_copy(update={name: resolve(path, folder) for name, path in paths.items() if path})
+    resolved: dict[str, Any] = {name: resolve(path, folder) for name, path in paths.items() if path}
+    resolved["validators"] = config.evidence.validators.resolved(lambda path: resolve(path, folder))
+    return config.evidence.model_copy(update=resolved)
 
 
 def model_problems(config: AppConfig, root: str = "args") -> list[str]:

@@ -4,11 +4,13 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator, model_validator
+from pydantic import Field, create_model, field_validator, model_validator
 
 from deployments.chain.faults import FaultPolicy
 from deployments.chain.protocol import MAX_DRAFT_TOKENS
 from deployments.config.presets import with_shipped
+from deployments.config.strict import Strict
+from deployments.config.validators import Validators
 from hw.providers import known_profiles
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
@@ -31,12 +33,6 @@ OWNED_ENGINE_KWARGS = {
     "additional_config": "nothing: the chain passes its own",
     "distributed_executor_backend": "nothing: it follows from the pool",
 }
-
-
-class Strict(BaseModel):
-    """Base of every section."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Pool(Strict):
@@ -227,6 +223,7 @@ class Evidence(Strict):
         default=True, description="draft from answers to questions of the same shape, within a tenant; in memory only"
     )
     threads: int = Field(default=1, ge=1, description="of the sentence model")
+    validators: Validators = Field(default_factory=Validators)
 
     @model_validator(mode="after")
     def _index_where_needed(self) -> "Evidence":
