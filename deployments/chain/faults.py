@@ -29,6 +29,12 @@ class FaultPolicy:
     # --- KV on its way to drafts ----------------------------------------------------------------------------------
     kv_lease_s: float = 2.0  # memory with KV that a draft was told of is kept so long; it reads within one round
     kv_inline_bytes: int = 16 * 1024 * 1024  # of KV inside one message to a draft on another machine; half its bound
+    # --- the answer chain -----------------------------------------------------------------------------------------
+    answer_drafts_s: float = 10.0  # drafts of models that are not there by then are not waited for: 64 tokens on a busy core
+    answer_evidence_s: float = 0.5  # the same for sources without a model
+    answer_tags_s: float = 0.25  # a validator's tag that comes later is unknown
+    answer_score_s: float = 5.0  # for the target's look at the drafts, before its answer begins
+    answer_given_s: float = 0.1  # in token mode an answer waits so long for evidence that could speed it up
     # --- evidence for whole answers -------------------------------------------------------------------------------
     evidence_deadline_s: float = 2.0  # no caller waits longer for one source, whatever it asks for
     evidence_threads: int = 4  # of each source; a call that hangs takes one of them for as long as it hangs

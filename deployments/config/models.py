@@ -8,6 +8,7 @@ from pydantic import Field, create_model, field_validator, model_validator
 
 from deployments.chain.faults import FaultPolicy
 from deployments.chain.protocol import MAX_DRAFT_TOKENS
+from deployments.config.answer import Answer
 from deployments.config.presets import with_shipped
 from deployments.config.strict import Strict
 from deployments.config.validators import Validators
@@ -269,6 +270,7 @@ class AppConfig(Strict):
     drafts: list[DraftSpec] = Field(default_factory=list)
     pools: dict[str, Pool]
     chain: Chain = Field(default_factory=Chain)
+    answer: Answer = Field(default_factory=Answer)
     kv: Kv = Field(default_factory=Kv)
     evidence: Evidence | None = Field(default=None, description="None: answers are drafted by models only")
     limits: Limits = Field(default_factory=Limits)
