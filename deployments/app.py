@@ -10,10 +10,12 @@ from ray.llm._internal.serve.core.configs.openai_api_models import to_model_meta
 from ray.serve.deployment import Application
 from ray.serve.llm import LLMConfig, build_llm_deployment
 
-from deployments.config import AppConfig, DraftSpec, load_args
+from deployments.config import AppConfig, ConfigError, DraftSpec, load_args
 from deployments.config.tokenizers import require_same_tokenizer
 from deployments.draft.deployment import DraftDeployment
-from deployments.names import ROUTER, draft_name
+from deployments.evidence.build import evidence_problems
+from deployments.evidence.deployment import EvidenceDeployment
+from deployments.names import EVIDENCE, ROUTER, draft_name
 from deployments.router.router import ingress_class
 from deployments.target.engine_args import engine_kwargs, on_cpu, placement, runtime_env
 from deployments.target.local_model import LocalModel
@@ -57,6 +59,31 @@ def build_draft(config: AppConfig, draft: DraftSpec) -> Application:
         logging_config={"enable_access_log": False},  # discovery asks every replica once a second
     )
     return deployment.bind(draft.model_dump(mode="json"), asdict(faults), vocab_size(config))
+
+
+def build_evidence(config: AppConfig) -> Application | None:
+    """The deployment that drafts and checks answers without a model; None where none is configured.
+
+    Raises :class:`~deployments.config.ConfigError` naming every path that is not there and every rule that is wrong.
+    """
+    spec, faults = config.evidence, config.fault_policy
+    if spec is None:
+        return None
+    problems = evidence_problems(config)
+    if problems:
+        raise ConfigError(problems)
+    deployment = serve.deployment(
+        EvidenceDeployment,
+        name=EVIDENCE,
+        num_replicas=1,  # it is the only writer of its index
+        max_ongoing_requests=config.limits.router_max_ongoing_requests,
+        ray_actor_options=actor_options(config, spec.pool),
+        health_check_period_s=faults.discovery_timeout_s,
+        health_check_timeout_s=faults.rpc_timeout_s,
+        graceful_shutdown_timeout_s=faults.drain_timeout_s,
+        logging_config={"enable_access_log": False},  # the router's says which requests there were
+    )
+    return deployment.bind(spec.model_dump(mode="json"), asdict(faults), str(config.target.model))
 
 
 def vocab_size(config: AppConfig) -> int:

@@ -15,6 +15,7 @@ from deployments.config import AppConfig, ConfigError, load_args
 from deployments.config.serve_file import BUILDER, chain_applications, lint, read, unknown_overrides
 from deployments.config.tokenizers import tokenizer_problems
 from deployments.config.wishes import placement_problems, wishes
+from deployments.evidence.build import evidence_problems
 from deployments.names import deployment_names
 
 
@@ -47,7 +48,8 @@ def _check_application(application: Mapping[str, Any], where: str, folder: Path)
     except ConfigError as error:
         return None, error.problems
     problems = unknown_overrides(application, deployment_names(config), where)
-    return config, problems + tokenizer_problems(config, f"{where}.args")
+    problems += tokenizer_problems(config, f"{where}.args")
+    return config, problems + evidence_problems(config, f"{where}.args")
 
 
 def check_cluster(configs: list[AppConfig], address: str) -> list[Verdict]:

@@ -1,0 +1,1 @@
+"""Sources of whole answers without a model, and checks of answers: what an answer chain can rest on besides guesses."""
