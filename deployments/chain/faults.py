@@ -47,7 +47,7 @@ class FaultPolicy:
     validator_limit_s: float = 1.0  # one validator on one text; after it its process is killed and the tag is unknown
     validator_start_s: float = 30.0  # a validator process starts and imports the operator's functions
     validator_reclaim_s: float = 5.0  # a job taken from a stream and not answered for so long is another worker's
-    validator_reply_s: float = 60.0  # answers nobody fetched are kept so long in Redis
+    validator_reply_s: float = 60.0  # after it nobody waits for a job in Redis, and answers nobody fetched expire
     # --- start and stop -------------------------------------------------------------------------------------------
     start_timeout_s: float = 600.0  # models load, engines compile
     drain_timeout_s: float = 10.0  # a stopping replica finishes or drops what it holds

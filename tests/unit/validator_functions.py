@@ -55,3 +55,11 @@ def counting(text: str, context: dict[str, Any], file: str = "") -> bool:
 
 def asked(text: str, context: dict[str, Any]) -> tuple[str, str]:
     return "valid", f"{context.get('question')} {context.get('tenant')}"
+
+
+def marked_slow(text: str, context: dict[str, Any], file: str = "") -> bool:
+    """Leaves its process id, then takes long, though not too long."""
+    with Path(file).open("a") as marks:
+        marks.write(f"{os.getpid()}\n")
+    time.sleep(0.6)
+    return True

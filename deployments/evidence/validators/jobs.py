@@ -34,7 +34,7 @@ class Backend(Protocol):
     """Runs jobs. Two implementations: processes and threads of this process' own, and a Redis stream."""
 
     async def run(self, job: Job) -> Tag:
-        """Never raises: what goes wrong is an ``unknown`` tag with a ``failure``. Takes a few seconds at most."""
+        """Never raises: what goes wrong is an ``unknown`` tag with a ``failure``. Takes seconds, not minutes."""
 
     async def close(self) -> None:
         """Stop everything that was started."""

@@ -18,7 +18,7 @@ from deployments.evidence.validators.registry import Registry, Spec
 MAX_TEXTS = 32
 MAX_VALIDATORS = 8  # of one request
 MAX_CONTEXT_BYTES = 64 * 1024
-BREAKING = ("raised", "lied", "hung", "died")  # failures that are the validator's own
+BREAKING = ("hung", "died")  # failures that cost a process and the time of those who wait behind it
 CIRCUITS = 1024
 
 
@@ -26,7 +26,7 @@ class Validation:
     """Runs validators on texts. Results are kept by digest; equal jobs under way are run once.
 
     A tag that is not there when the budget ends is ``unknown``; its job goes on, to its own limit, and is there when asked again.
-    A validator (with its parameters) that fails again and again is left alone for a while.
+    A validator (with its parameters) that hangs or dies again and again is left alone for a while.
     """
 
     def __init__(self, registry: Registry, backend: Backend, faults: FaultPolicy, *, cache: int = 4096) -> None:
