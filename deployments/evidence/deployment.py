@@ -14,6 +14,10 @@ from deployments.evidence.build import make_length, make_sources
 from deployments.evidence.metrics import Metrics
 from deployments.evidence.runner import UNKNOWN, Runner, encodable
 from deployments.evidence.source import MAX_ANSWER_CHARS, MAX_MESSAGES, MAX_QUESTION_CHARS, Source
+from deployments.evidence.validators.build import build_validation
+from deployments.evidence.validators.embedded import EmbeddedQueue
+from deployments.evidence.validators.registry import Registry
+from deployments.evidence.validators.validation import Validation
 
 
 class EvidenceDeployment:
@@ -25,14 +29,18 @@ class EvidenceDeployment:
         Raises:
             IndexLocked: another process still has the index after ``faults.evidence_lock_s``.
             RulesError: the rules cannot be read.
+            ParameterError: a configured validator cannot be loaded; the message names it.
         """
         settings, policy = Evidence.model_validate(spec), FaultPolicy(**faults)
+        self._validation = build_validation(settings.validators, policy)  # its processes end with this one
         self._start(make_sources(settings, policy), target_model, policy)
 
     @classmethod
     def over(cls, sources: Sequence[Source], target_model: str, faults: FaultPolicy) -> "EvidenceDeployment":
         """The same over given sources, outside Serve."""
         self = cls.__new__(cls)
+        registry = Registry()
+        self._validation = Validation(registry, EmbeddedQueue(registry, faults), faults)
         self._start(sources, target_model, faults)
         return self
 
@@ -69,9 +77,16 @@ class EvidenceDeployment:
         for runner in self._runners.values():
             runner.learn(asked, answer)
 
+    async def validate(
+        self, texts: list[str], validators: list[dict[str, Any]], budget_s: float, context: dict[str, Any]
+    ) -> list[list[dict[str, str]]]:
+        """For each text a tag from each validator (:class:`Validation`); a tag that is not there in time is ``unknown``."""
+        return await self._validation.validate(texts, validators, budget_s, context)
+
     async def stats(self) -> dict[str, dict[str, float]]:
-        """Sizes and counts of each source."""
-        return {name: runner.stats() for name, runner in self._runners.items()}
+        """Sizes and counts of each source, and of ``validation``."""
+        found: dict[str, dict[str, float]] = {name: runner.stats() for name, runner in self._runners.items()}
+        return {**found, "validation": {name: float(count) for name, count in self._validation.stats().items()}}
 
     def close(self) -> None:
         """Finish what is being learned and let go of the index."""

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from deployments.chain.faults import FaultPolicy
+from deployments.config.validators import Validators
+from deployments.evidence.deployment import EvidenceDeployment
 from deployments.evidence.validators.base import ParameterError
 from deployments.evidence.validators.embedded import EmbeddedQueue
 from deployments.evidence.validators.redis_stream import RedisStream
@@ -226,3 +228,19 @@ async def test_no_redis_is_unknown_and_soon_not_asked(caplog: pytest.LogCaptureF
     assert "it failed a moment ago" in tags[2]["why"]
     assert "hush-hush" not in caplog.text + str(tags)
     await front.close()
+
+
+async def test_the_evidence_deployment_validates() -> None:
+    evidence = EvidenceDeployment.over([], "no tokenizer there", FAULTS)
+    found = await evidence.validate(["[1]", "["], [{"name": "json_syntax"}], PLENTY_S, {"finished": [True, True]})
+    assert [row[0]["tag"] for row in found] == ["valid", "invalid"]
+    assert (await evidence.stats())["validation"]["tag:valid"] == 1
+
+
+def test_configuration(tmp_path: Path) -> None:
+    (tmp_path / "parts.csv").write_text("name,kind\nTX-20,part\n")
+    section = Validators(configured={"parts": {"kind": "entities", "file": "parts.csv"}})
+    assert "parts.csv: cannot be read" in section.problem()  # relative to nothing
+    assert section.resolved(lambda path: tmp_path / path).problem() == ""
+    wrong = Validators(configured={"parts": {"kind": "entity"}})
+    assert wrong.problem().startswith("configured.parts.kind: no kind 'entity'; known: python_syntax")
