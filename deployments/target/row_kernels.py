@@ -1,0 +1,159 @@
+"""Compiled loops over rows of the vocabulary on CPUs, which read logits where they are and write nothing but results.
+
+torch makes a pass through memory of every operation, and the keyed race alone is some forty of them: at 40 rows of 49,152
+logits, more time than the model's forward pass. numba compiles these loops on first use and keeps them beside this file
+(call :func:`warm_up` at start, not in a step); they hold no interpreter lock.
+"""
+
+import math
+from typing import Any
+
+import numba  # type: ignore[import-untyped]
+import numpy as np
+import numpy.typing as npt
+
+from deployments.chain.noise import GOLDEN, key_words
+
+_U = numba.uint64  # unsigned indices: no wrap-around checks
+_F, _I, _W = np.float32, np.int32, np.uint32
+_LOG2E = _F(1.0 / math.log(2.0))
+_MANTISSA, _BIAS = _I(23), _F(127.0)
+# 2**f on [0, 1): interpolation at Chebyshev nodes, relative error below 4e-6
+_C0, _C1, _C2, _C3, _C4 = (_F(c) for c in (1.00000352, 0.69298845, 0.24163789, 0.05168599, 0.01367763))
+_ROOM = _F(80.0)  # e**80 times a vocabulary is still a float32
+
+_BLOCK = 256  # tokens whose upper bounds are compared at a time
+_FIXED = 16  # fractional bits of the bounds
+_TO_FIXED = _F((1 << _FIXED) / math.log(2.0))
+_SLACK = 64  # of the bounds' rounding, in their unit: 2**-10
+_LARGEST = _F(1.0e9)  # in the same unit, of a logit; none that matters is as far from 0
+_EXCLUDED = -1.0e9  # no bound of a logit of -inf is above it
+_CERTAIN = 9.8e8  # and none of one that was cut to the largest is below this
+_TOP_U = 1.0 - 2.0**-24  # as in deployments.chain.noise
+
+
+def _compiled(function: Any) -> Any:
+    # sums may be reordered, which vectors need; NaN and infinities keep their meaning
+    options = {"nogil": True, "error_model": "numpy", "boundscheck": False, "fastmath": {"reassoc", "contract", "nsz"}}
+    try:
+        return numba.njit(function, cache=True, **options)
+    except RuntimeError:  # neither this folder nor the user's cache can be written
+        return numba.njit(function, **options)
+
+
+@_compiled
+def _bits(number):  # type: ignore[no-untyped-def]
+    return np.float32(number).view(np.int32)
+
+
+@_compiled
+def _from_bits(bits):  # type: ignore[no-untyped-def]
+    return np.int32(bits).view(np.float32)
+
+
+@_compiled
+def _sum(logits, rows, reference, highest, log_sum):  # type: ignore[no-untyped-def]
+    for n in range(_U(rows.shape[0])):
+        row = _U(rows[n])
+        limit = reference[n] + _ROOM
+        mass, most, odd = _F(0.0), _I(0), _I(0)
+        for i in range(_U(logits.shape[1])):
+            logit = logits[row, _U(i)]
+            odd = _I(odd | _I(not (logit <= limit)))  # NaN, too
+            y = (logit - reference[n]) * _LOG2E + _BIAS
+            y = y if y > _F(0.0) else _F(0.0)
+            y = y if y < _F(250.0) else _F(250.0)
+            most = _I(max(most, _bits(y)))  # a float above 0 is ordered as its bits are
+            whole = _I(y)
+            f = y - _F(whole)
+            power = (((_C4 * f + _C3) * f + _C2) * f + _C1) * f + _C0
+            mass += power * _from_bits(_I(whole << _MANTISSA))
+        if odd:
+            highest[n], log_sum[n] = np.nan, np.nan
+        else:
+            start = np.float64(reference[n])
+            highest[n] = start + (np.float64(_from_bits(most)) - np.float64(_BIAS)) / np.float64(_LOG2E)
+            log_sum[n] = start + math.log(np.float64(mass))
+
+
+@_compiled
+def _hash(token, k1, k2):  # type: ignore[no-untyped-def]
+    """:func:`deployments.chain.noise.log_exponential`'s 31 bits, in 32-bit unsigned arithmetic."""
+    x = _W(_W(_W(token) * _W(GOLDEN)) ^ k1)
+    for k in (k2, _W(0)):
+        x = _W(x ^ _W(x >> _W(16)))
+        x = _W(x * _W(0x7FEB352D))
+        x = _W(x ^ _W(x >> _W(15)))
+        x = _W(x * _W(0x846CA68B))
+        x = _W(_W(x ^ _W(x >> _W(16))) ^ k)
+    return _W(x >> _W(1))
+
+
+@_compiled
+def _bound(logit, word):  # type: ignore[no-untyped-def]
+    """No less than ``log2 (exp(logit) / E)`` in fixed point, up to a constant.
+
+    ``E = -ln(1 - u) >= u``, and the bits of a float, read as an integer, are a lower bound of its logarithm.
+    """
+    fixed = logit * _TO_FIXED
+    fixed = fixed if fixed > -_LARGEST else -_LARGEST
+    fixed = fixed if fixed < _LARGEST else _LARGEST
+    return _I(_I(fixed) - _I(_bits(_F(_I(word)) + _F(0.5)) >> _I(23 - _FIXED)))
+
+
+@_compiled
+def _race(logits, rows, k1, k2, winners):  # type: ignore[no-untyped-def]
+    size = _U(logits.shape[1])
+    constant = np.float64(127 + 31)  # what the bits of u * 2**31 hold beside log2 u
+    for n in range(_U(rows.shape[0])):
+        row, a, b = _U(rows[n]), k1[n], k2[n]
+        best, least, winner = -np.inf, _I(_EXCLUDED) + _I(1), _U(0)
+        start = _U(0)
+        while start < size:
+            stop = min(start + _U(_BLOCK), size)
+            most = _I(-(1 << 31))
+            for i in range(start, stop):
+                most = _I(max(most, _bound(logits[row, i], _hash(i, a, b))))
+            if most >= least:
+                for i in range(start, stop):
+                    logit, word = logits[row, i], _hash(i, a, b)
+                    if _bound(logit, word) >= least:
+                        u = min((np.float64(_I(word)) + 0.5) * 2.0**-31, _TOP_U)
+                        score = np.float64(logit) - math.log(-math.log1p(-u))
+                        if score > best:
+                            best, winner = score, i
+                            bits = (best / math.log(2.0) - constant) * (1 << _FIXED)
+                            least = _I(min(max(bits, _EXCLUDED), _CERTAIN)) - _I(_SLACK)
+            start = stop
+        winners[n] = winner
+
+
+def sums(
+    logits: npt.NDArray[np.float32], rows: npt.NDArray[np.int64], reference: npt.NDArray[np.float32]
+) -> npt.NDArray[np.float64]:
+    """Largest logit, and logarithm of the sum of exponentials, of ``rows [N]`` of C-contiguous ``logits [R, V]``: ``[2, N]``.
+
+    ``reference [N]``: any finite logit of each row. NaN for rows with a logit that is NaN, or 80 or more above it. Relative error of
+    the sum below 1e-5.
+    """
+    result = np.empty((2, len(rows)))
+    _sum(logits, rows, reference, result[0], result[1])
+    return result
+
+
+def race(logits: npt.NDArray[np.float32], keys: list[tuple[int, int]]) -> npt.NDArray[np.int64]:
+    """Winner of the exponential race of each row of C-contiguous ``logits [R, V]`` under ``R`` keys (seed, position): ``[R]``.
+
+    ``argmax(logits - log_exponential(key))`` (:mod:`deployments.chain.noise`), with logarithms in float64 where they decide.
+    """
+    words = np.asarray([key_words(seed, position) for seed, position in keys], np.uint32).reshape(-1, 2)
+    winners = np.empty(len(keys), np.int64)
+    _race(logits, np.arange(len(keys)), words[:, 0].copy(), words[:, 1].copy(), winners)
+    return winners
+
+
+def warm_up() -> None:
+    """Compile, or load what was compiled before."""
+    logits = np.zeros((1, 2), np.float32)
+    sums(logits, np.zeros(1, np.int64), np.zeros(1, np.float32))
+    race(logits, [(0, 0)])
