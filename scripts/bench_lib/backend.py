@@ -40,6 +40,8 @@ def chain_field(system: System, tenant: str = "") -> str | None:
         field["tokens"] = system.chain_tokens
     if system.chain_sources:
         field["sources"] = list(system.chain_sources)
+    if system.chain_policy:
+        field["policy"] = json.loads(system.chain_policy)
     if tenant:
         field["tenant"] = tenant
     return json.dumps(field)

@@ -35,6 +35,7 @@ class System:
     chain_enabled: bool | None = None  # sent with each request where the engine is this project's own
     chain_tokens: int | None = None  # likewise: fewer draft tokens a round than the engine's most
     chain_sources: tuple[str, ...] = ()  # likewise: only these sources draft; empty: all that the engine has
+    chain_policy: str = ""  # likewise: the acceptance policy with all its knobs, as JSON; empty: lossless
 
     @property
     def key(self) -> str:

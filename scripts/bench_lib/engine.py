@@ -139,9 +139,9 @@ class EngineBackend:
 def draft_command(engine: settings.EngineSettings, draft_model: Path, core: int) -> list[str]:
     """Command line of the draft process beside ``engine``."""
     if engine.draft in ("real", "sync"):
-        ahead = [] if engine.draft == "real" else ["--ahead", "0"]
+        more = [*engine.draft_options, *([] if engine.draft == "real" else ["--ahead", "0"])]
         return python(
-            "deployments.draft.process", "--model", str(draft_model), "--core", str(core), "--host", "127.0.0.1", *ahead
+            "deployments.draft.process", "--model", str(draft_model), "--core", str(core), "--host", "127.0.0.1", *more
         )
     target = Path(engine.arguments["model"])
     config: dict[str, Any] = json.loads((target / "config.json").read_text())

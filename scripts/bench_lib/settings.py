@@ -70,6 +70,7 @@ class EngineSettings:
     cores: tuple[int, ...]
     arguments: dict[str, Any]
     draft: DraftKind = "none"
+    draft_options: tuple[str, ...] = ()  # further arguments of the real draft's process
 
     @property
     def mode(self) -> Mode:
