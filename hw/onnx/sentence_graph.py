@@ -63,8 +63,9 @@ class _Graph:
 
 
 def sentence_graph(weights: Weights, shape: SentenceShape) -> onnx.ModelProto:
-    """``input_ids [n, L]`` int64 and ``attention_mask [n, L]`` int32 (1: a token, 0: padding) to ``embedding [n, hidden]``
-    float32 of length 1. ``L`` is at most ``shape.max_tokens``; rows must hold at least one token.
+    """``input_ids [n, L]`` int64, ``attention_mask [n, L]`` int32 (1: a token, 0: padding) and ``pooled [n, L]`` int32 (1: counts
+    in the mean) to ``embedding [n, hidden]`` float32 of length 1. ``L`` is at most ``shape.max_tokens``; at least one token of
+    a row must count. With ``pooled`` equal to the mask that is the vector of a text, else that of some of its words in it.
 
     Raises KeyError for a tensor that ``weights`` lacks.
     """
@@ -81,6 +82,7 @@ def sentence_graph(weights: Weights, shape: SentenceShape) -> onnx.ModelProto:
             [
                 helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["n", "L"]),
                 helper.make_tensor_value_info("attention_mask", TensorProto.INT32, ["n", "L"]),
+                helper.make_tensor_value_info("pooled", TensorProto.INT32, ["n", "L"]),
             ],
             [helper.make_tensor_value_info("embedding", TensorProto.FLOAT, ["n", shape.hidden])],
             graph.constants,
@@ -154,8 +156,8 @@ def _feed_forward(graph: _Graph, weights: Weights, shape: SentenceShape, layer: 
 
 
 def _pool(graph: _Graph, hidden: str) -> None:
-    """Mean over tokens that are not padding, then length 1."""
-    mask = graph.add("Cast", ["attention_mask"], "mask", to=TensorProto.FLOAT)
+    """Mean over tokens that count, then length 1."""
+    mask = graph.add("Cast", ["pooled"], "mask", to=TensorProto.FLOAT)
     column = graph.add("Unsqueeze", [mask, graph.constant("last", np.array([2], np.int64))], "mask column")
     masked = graph.add("Mul", [hidden, column], "masked")
     total = graph.add("ReduceSum", [masked, "one"], "total", keepdims=0)

@@ -1,5 +1,8 @@
 """Texts as vectors: a small sentence encoder in ONNX Runtime, with a cache and a time budget.
 
+A text's vector is the mean over its tokens. That of a *phrase* is the mean over its words' tokens alone, which have read the text
+around them: two phrases in the same text can be compared without the text making them similar.
+
 Every text is a run of its own. Activations are quantised by the largest value of a run, so in a batch a text's vector would
 depend on its neighbours; and on one core eight texts in a batch take 0.8 of the time of eight runs.
 """
@@ -19,6 +22,8 @@ from tokenizers import Tokenizer
 from hw.onnx.checkpoint import CheckpointError, Manifest
 
 Vectors = npt.NDArray[np.float32]
+Phrase = tuple[str, str, str]  # what comes before, the words that are meant, what comes after
+Text = str | Phrase
 
 MAX_TOKENS = 256  # what the model was trained on; longer texts are cut at their end
 MAX_CHARACTERS = 16 * MAX_TOKENS  # and before that, so that cutting costs nothing
@@ -55,22 +60,22 @@ class SentenceModel:
         )  # the cores are somebody else's between runs
         self._session = ort.InferenceSession(str(path), settings, providers=["CPUExecutionProvider"])
         self.dimension = int(self._session.get_outputs()[0].shape[1])
-        self._cache: OrderedDict[str, Vectors] = OrderedDict()
+        self._cache: OrderedDict[Text, Vectors] = OrderedDict()
         self._room = cache
         self._lock = threading.Lock()  # of the cache and the timing
         self._per_run, self._per_token, self._drift = 0.0, 0.0, 1.0
         self._time()
 
-    def embed(self, texts: Sequence[str], budget_s: float = math.inf) -> Vectors:
-        """Vectors of length 1, ``[n, dimension]`` float32: the mean over a text's tokens. Rows that are not known within
-        ``budget_s`` are NaN.
+    def embed(self, texts: Sequence[Text], budget_s: float = math.inf) -> Vectors:
+        """Vectors of length 1 of texts or phrases, ``[n, dimension]`` float32. Rows that are not known within ``budget_s`` are
+        NaN, and those of phrases whose words hold no token, or are too far into a text.
 
         Texts are taken in their order, those in the cache first. A run that would end after the budget, as runs go at the
         moment, is not started.
         """
         began = time.perf_counter()
         rows = np.full((len(texts), self.dimension), np.nan, np.float32)
-        missing: dict[str, list[int]] = {}
+        missing: dict[Text, list[int]] = {}
         with self._lock:
             for index, text in enumerate(texts):
                 known = self._cache.get(text)
@@ -83,10 +88,10 @@ class SentenceModel:
             left = budget_s - (time.perf_counter() - began)
             if left <= 0:
                 break
-            ids = self._tokenizer.encode(text[:MAX_CHARACTERS]).ids
-            if self.cost_s(len(ids)) > left:
+            ids, pooled = self._encode(text)
+            if not pooled.any() or self.cost_s(ids.size) > left:
                 continue  # a shorter one may fit
-            vector = self._run(ids)
+            vector = self._run(ids, pooled)
             rows[places] = vector
             with self._lock:
                 self._cache[text] = vector
@@ -94,8 +99,8 @@ class SentenceModel:
                     self._cache.popitem(last=False)
         return rows
 
-    def compare(self, pairs: Sequence[tuple[str, str]], budget_s: float) -> list[float]:
-        """Cosine in [-1, 1] of each pair of texts, in their order; NaN for those not known within ``budget_s``."""
+    def compare(self, pairs: Sequence[tuple[Text, Text]], budget_s: float) -> list[float]:
+        """Cosine in [-1, 1] of each pair, in their order; NaN for those not known within ``budget_s``."""
         rows = self.embed([text for pair in pairs for text in pair], budget_s).reshape(len(pairs), 2, self.dimension)
         cosines: list[float] = np.clip(np.einsum("nd,nd->n", rows[:, 0], rows[:, 1]), -1.0, 1.0).tolist()
         return cosines
@@ -104,14 +109,22 @@ class SentenceModel:
         """Seconds a run over so many tokens takes at present."""
         return self._drift * (self._per_run + self._per_token * tokens)
 
-    def _run(self, ids: Sequence[int]) -> Vectors:
+    def _encode(self, text: Text) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+        """Token ids ``[1, L]`` and which of them count ``[1, L]``."""
+        whole = text if isinstance(text, str) else "".join(text)
+        encoding = self._tokenizer.encode(whole[:MAX_CHARACTERS])
+        ids = np.asarray([encoding.ids], np.int64)
+        if isinstance(text, str):
+            return ids, np.ones(ids.shape, np.int32)
+        start, end = len(text[0]), len(text[0]) + len(text[1])
+        inside = [begin < stop and begin < end and stop > start for begin, stop in encoding.offsets]
+        return ids, np.asarray([inside], np.int32)
+
+    def _run(self, ids: npt.NDArray[np.int64], pooled: npt.NDArray[np.int32]) -> Vectors:
         began = time.perf_counter()
-        batch = np.asarray([ids], np.int64)
-        vector: Vectors = self._session.run(
-            None, {"input_ids": batch, "attention_mask": np.ones(batch.shape, np.int32)}
-        )[0][0]
+        vector: Vectors = self._session.run(None, _feeds(ids, pooled))[0][0]
         with self._lock:
-            ratio = (time.perf_counter() - began) / max(self._per_run + self._per_token * len(ids), 1e-9)
+            ratio = (time.perf_counter() - began) / max(self._per_run + self._per_token * ids.size, 1e-9)
             self._drift += _DRIFT * (min(ratio, 10.0) - self._drift)
         return vector
 
@@ -121,7 +134,7 @@ class SentenceModel:
         probes = [min(tokens, self.manifest.max_context) for tokens in _PROBES]
         for tokens in probes:
             batch = np.full((1, tokens), self.manifest.vocab_size // 2, np.int64)
-            feeds = {"input_ids": batch, "attention_mask": np.ones(batch.shape, np.int32)}
+            feeds = _feeds(batch, np.ones(batch.shape, np.int32))
             took = []
             for _ in range(4):
                 began = time.perf_counter()
@@ -130,3 +143,7 @@ class SentenceModel:
             seconds.append(min(took))  # the least disturbed one; drift follows what is normal here
         slope, base = np.polyfit(probes, seconds, 1).tolist()
         self._per_token, self._per_run = max(slope, 0.0), max(base, 0.0)
+
+
+def _feeds(ids: npt.NDArray[np.int64], pooled: npt.NDArray[np.int32]) -> dict[str, npt.NDArray[np.integer]]:
+    return {"input_ids": ids, "attention_mask": np.ones(ids.shape, np.int32), "pooled": pooled}

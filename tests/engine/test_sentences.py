@@ -68,6 +68,19 @@ def test_meaning_is_compared(sentences: SentenceModel) -> None:
     assert near > 0.75 > 0.4 > far
 
 
+def test_phrases_are_told_apart_where_texts_are_not(sentences: SentenceModel) -> None:
+    """One word in a sentence: the text around it makes any two sentences similar, but not any two phrases."""
+    before, after = "The company plans to ", " a new building in the centre of the city next year"
+    others = ("buy", "rent")
+    near, far = sentences.compare([((before, "purchase", after), (before, other, after)) for other in others], math.inf)
+    near_text, far_text = sentences.compare(
+        [(f"{before}purchase{after}", f"{before}{other}{after}") for other in others], math.inf
+    )
+    assert near > 0.75 > 0.5 > far
+    assert far_text > 0.75  # which no threshold on texts would tell from one that means the same
+    assert near - far > 2 * (near_text - far_text)
+
+
 def test_a_draft_is_no_sentence_model() -> None:
     with pytest.raises(CheckpointError, match="draft, not a sentence model"):
         SentenceModel(model("draft-int8"))

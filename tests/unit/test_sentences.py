@@ -55,11 +55,15 @@ def test_graph_is_the_encoder_with_mean_pooling(lengths: list[int]) -> None:
     session = ort.InferenceSession(graph.SerializeToString(), providers=["CPUExecutionProvider"])
     ids = np.random.default_rng(1).integers(0, 100, (len(lengths), max(lengths)))
     mask = (np.arange(max(lengths))[None, :] < np.asarray(lengths)[:, None]).astype(np.int32)
-    (got,) = session.run(None, {"input_ids": ids, "attention_mask": mask})
+    pooled = mask * np.random.default_rng(2).integers(0, 2, mask.shape).astype(np.int32)
+    pooled[:, 0] = 1
+    (got,) = session.run(None, {"input_ids": ids, "attention_mask": mask, "pooled": mask})
+    (part,) = session.run(None, {"input_ids": ids, "attention_mask": mask, "pooled": pooled})
     with torch.no_grad():
         hidden = reference(input_ids=torch.tensor(ids), attention_mask=torch.tensor(mask)).last_hidden_state
-    want = (hidden.numpy() * mask[..., None]).sum(1) / mask.sum(1, keepdims=True)
-    np.testing.assert_allclose(got, want / np.linalg.norm(want, axis=1, keepdims=True), atol=2e-5)
+    for counted, vectors in ((mask, got), (pooled, part)):
+        want = (hidden.numpy() * counted[..., None]).sum(1) / counted.sum(1, keepdims=True)
+        np.testing.assert_allclose(vectors, want / np.linalg.norm(want, axis=1, keepdims=True), atol=2e-5)
 
 
 @pytest.mark.parametrize("change", [{"model_type": "llama"}, {"hidden_act": "relu"}, {"position_embedding_type": "x"}])
@@ -165,9 +169,9 @@ def count_runs(sentences: SentenceModel, monkeypatch: pytest.MonkeyPatch) -> lis
     runs: list[int] = []
     run = sentences._run
 
-    def counting(ids: list[int]) -> Any:
-        runs.append(len(ids))
-        return run(ids)
+    def counting(ids: Any, pooled: Any) -> Any:
+        runs.append(ids.size)
+        return run(ids, pooled)
 
     monkeypatch.setattr(sentences, "_run", counting)
     return runs
@@ -215,6 +219,22 @@ def test_any_text(any_text: SentenceModel, texts: list[str]) -> None:
 @pytest.fixture(scope="module")
 def any_text(folder: Path) -> SentenceModel:
     return SentenceModel(folder)
+
+
+def test_a_phrase_is_its_words_in_their_text(any_text: SentenceModel) -> None:
+    whole = any_text.embed(["the cat one two"])[0]
+    first, last, everything = any_text.embed(
+        [("", "the cat", " one two"), ("the cat ", "one two", ""), ("", "the cat one two", "")]
+    )
+    assert not np.allclose(first, last, atol=1e-3)
+    assert not np.allclose(everything, whole, atol=1e-4)  # the tokens at both ends do not count in a phrase
+    again = any_text.embed([("the ca", "t one tw", "o")])[0]  # a token counts if part of it does
+    np.testing.assert_allclose(again, any_text.embed([("the ", "cat one two", "")])[0])
+
+
+def test_a_phrase_without_a_token_is_not_known(any_text: SentenceModel) -> None:
+    rows = any_text.embed([("the cat", "", ""), ("the", " ", "cat"), ("the " * 5000, "cat", "")])
+    assert np.isnan(rows).all()
 
 
 def test_a_missing_model_says_what_to_do(tmp_path: Path) -> None:
