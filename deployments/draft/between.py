@@ -18,7 +18,7 @@ from deployments.draft.schedule import (
 )
 from deployments.draft.sessions import SessionStore
 
-_ALONE_SLICE_S = 0.25  # longest call that reads a prompt while no other sequence is drafted for
+ALONE_SLICE_S = 0.25  # longest call that reads a prompt while no other sequence is drafted for
 CATCH_UP = MAX_DRAFT_TOKENS + 1  # a round commits at most so many tokens; more to read is a prompt
 
 
@@ -58,7 +58,7 @@ class Between:
             session = min(unread, key=lambda s: (read[s.tenant], not s.active, s.pending))
             # nobody who waits for a draft is kept by a longer call, which reads the weights less often
             alone = len(unread) == 1 and not any(other.active for other in sessions if other is not session)
-            count = self._runner.read_slice(session, slice_s=_ALONE_SLICE_S if alone else None)
+            count = self._runner.read_slice(session, slice_s=ALONE_SLICE_S if alone else None)
             self._store.served(session.tenant, count)
         return True
 

@@ -26,6 +26,8 @@ from deployments.chain.protocol import (
     Drafts,
     Step,
 )
+from deployments.draft.answer_job import AnswerJob
+from deployments.draft.answers import Emit, WriteRequest, Writing
 from deployments.draft.between import CATCH_UP, Between
 from deployments.draft.calibration import Calibration
 from deployments.draft.choose import Choice
@@ -37,7 +39,9 @@ from deployments.draft.model import StepModel
 from deployments.draft.pace import Pace
 from deployments.draft.runner import Runner
 from deployments.draft.sessions import SessionStore
+from deployments.draft.turns import Turns
 from deployments.draft.waiting import Waiting
+from deployments.draft.writer import Writer
 
 _COUNTERS = (
     "rows",  # of single-token steps; what they are wasted on: deployments/draft/health.py
@@ -53,6 +57,8 @@ _COUNTERS = (
     "mainline_hits",  # rounds that stayed on the main line and found tokens waiting beyond
     "branch_tokens",
     "ready_tokens",
+    "answers",  # whole ones that came to their end or length; those that did not are counted by reason, ``answer:…``
+    "answer_tokens",
 )
 
 
@@ -66,7 +72,7 @@ class DraftEngine:
     whole next draft; 0 is off: no branches, no tokens of other sources, nothing in idle time but reading prompts.
     ``kv``: takes the target's KV of committed positions where it is offered; None computes all of it here.
     ``migration``: gives KV of sessions to a draft like this one, and takes it; None neither.
-    ``paced``: start idle steps only where :class:`Pace` expects a gain; else whenever there is time.
+    ``writing``: how whole answers are written beside. ``paced``: start idle steps only where :class:`Pace` expects a gain; else whenever there is time.
     ``check_s``: least time between two looks at the books when there is nothing else to do.
     """
 
@@ -84,6 +90,7 @@ class DraftEngine:
         paced: bool = True,
         kv: KvIntake | None = None,
         migration: Migration | None = None,
+        writing: Writing | None = None,
         check_s: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -113,7 +120,12 @@ class DraftEngine:
         self._migration = migration
         self._unused_s = faults.session_lease_s / 10  # then a session's branches go, long before itself
         self._pace = Pace() if paced else None
-        self._between = Between(self._store, self._runner, self._calibration, self._pace, ahead=ahead)
+        writing = writing or Writing()
+        self._writer = Writer(
+            self._store, self._runner, self._calibration, writing, vocab_size=self.vocab_size, clock=clock
+        )
+        between = Between(self._store, self._runner, self._calibration, self._pace, ahead=ahead)
+        self._turns = Turns(self._store, between, self._writer, self._pace, share=writing.share, clock=clock)
         self._clock = clock
         self._worth_s = 0.0
         self._packed = False
@@ -140,6 +152,7 @@ class DraftEngine:
         drafts = [[self._answer(*entry) for entry in entries] for entries in applied]
         after = self._clock()
         self._busy_s += after - now
+        self._turns.kept_waiting(after - now)
         if self._pace:
             self._pace.answered(after)
         return [
@@ -150,6 +163,14 @@ class DraftEngine:
     def meet(self, offer: Mapping[str, Any]) -> str:
         """How a target that makes this offer should send its KV; empty: not at all. Callable from any thread."""
         return self._kv.meet(offer) if self._kv is not None else ""
+
+    def write(self, request: WriteRequest, emit: Emit) -> AnswerJob:
+        """Write whole answers between messages; ``emit`` gets each one once. Callable from any thread.
+
+        ``emit`` is called in the drafting thread, or before this returns for what is refused; not for what was cancelled.
+        Raises ValueError for tokens the model does not know.
+        """
+        return self._writer.submit(request, emit)
 
     def disconnect(self, target: str) -> None:
         """Forget every session of a target that is gone."""
@@ -169,7 +190,7 @@ class DraftEngine:
                 self._counts[self._migration.shelve(record)] += 1
 
     def idle(self, budget_s: float, should_stop: Callable[[], bool] = lambda: False) -> bool:
-        """Use time between messages: read waiting prompts, guess beyond what was sent. True when work is left.
+        """Use time between messages: read waiting prompts, guess beyond what was sent, write answers. True when work is left.
 
         Looks at the clock and at ``should_stop`` between model calls; one call is a token for each of several lines or a slice
         of a prompt.
@@ -180,12 +201,13 @@ class DraftEngine:
             if not self._packed:  # one move between two model calls
                 self._store.tidy(before, self._unused_s)
                 self._packed = not self._runner.pack(STEPS_AFTER_MOVE)
-            left = self._between.once(before, self._worth_s) or not self._packed
+            left = self._turns.once(before, self._worth_s) or not self._packed
             if not left:
                 self._store.tidy(before, self._unused_s)  # also where nobody sent anything for long
                 if before - self._checked >= self._check_s:
                     self._checked = before
                     mend(self._store, self._counts)
+                    self._writer.mend()
                 break
             after = self._clock()
             if self._pace and should_stop():
@@ -211,6 +233,8 @@ class DraftEngine:
             "sessions": len(store.sessions),
             "branches": sum(len(session.branches) for session in store.sessions.values()),
             "slots_free": store.table.free,
+            **self._writer.stats(),
+            "writing_s": self._turns.writing_s,
             "slot_fragmentation": fragmentation(store.sessions.values()),
             "gap_ms": (gap or 0.0) * 1e3,
         }
@@ -218,6 +242,7 @@ class DraftEngine:
     def check_integrity(self) -> None:
         """Assert that lines and slots match and that every session's bookkeeping holds."""
         self._store.check()
+        self._writer.check()
 
     # --- a step ---------------------------------------------------------------------------------------------------
 

@@ -118,6 +118,7 @@ def mend(store: SessionStore, counts: Counter[str]) -> None:
 def faulty(store: SessionStore) -> set[Key]:
     """Sessions whose books are wrong: drafts of theirs may be computed over KV of other tokens."""
     slots = Counter(slot for session in store.sessions.values() for slot in slots_of(session))
+    slots.update(store.loans.slots())
     found = set()
     for key, session in store.sessions.items():
         own = all(slots[slot] == 1 and slot in store.table.taken for slot in slots_of(session))

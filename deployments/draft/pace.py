@@ -51,6 +51,11 @@ class Pace:
         overrun = min(step_s - left, step_s)
         return overrun <= 0.0 or worth_s > overrun
 
+    def fits(self, now: float, step_s: float) -> bool:
+        """Whether a step that is of no use to the next answer would be over before its message, or none is expected any more."""
+        left = self._left(now)
+        return left is None or left >= step_s or left < -(self.gap_s or 0.0)
+
     def _left(self, now: float) -> float | None:
         if self.gap_s is None or self._answered is None:
             return None

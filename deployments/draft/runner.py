@@ -23,7 +23,7 @@ from deployments.draft.sessions import SessionStore
 logger = logging.getLogger(__name__)
 
 LARGEST_CHUNK = 256  # scratch memory of a prefill grows with it, speed no more
-_SMALLEST_CHUNK = 8  # smaller ones read the weights once for too few tokens
+SMALLEST_CHUNK = 8  # smaller ones read the weights once for too few tokens
 _COPY_S = 1e-5  # of one position's KV, before any was timed
 _ALPHA = 0.2
 _LONG_COPY = 64  # positions; a shorter copy takes mostly the call, which tells little about a long one
@@ -53,7 +53,7 @@ class Runner:
         self._calibration = calibration
         self._vocab_size = vocab_size
         self._top_k = top_k
-        self._slice_s = slice_s
+        self.slice_s = slice_s  # longest call that reads a prompt between messages
         self._clock = clock
         self.counts = counts
         self._scratch = np.empty(vocab_size, np.float32)
@@ -98,12 +98,12 @@ class Runner:
     def read_slice(self, session: Session, budget_s: float = float("inf"), slice_s: float | None = None) -> int:
         """Read the next slice of a session's tokens in one call; how many: 0 when not even the smallest fits ``budget_s``."""
         costs = self.model.costs
-        if costs.prefill(_SMALLEST_CHUNK) > budget_s:
+        if costs.prefill(SMALLEST_CHUNK) > budget_s:
             return 0
-        fitting = costs.prefill_fitting(min(slice_s or self._slice_s, budget_s))
+        fitting = costs.prefill_fitting(min(slice_s or self.slice_s, budget_s))
         # computing the last token of a session nobody wants drafts of would guess one
         unread = session.pending if session.active else session.pending - 1
-        count = min(unread, max(_SMALLEST_CHUNK, min(fitting, LARGEST_CHUNK)))
+        count = min(unread, max(SMALLEST_CHUNK, min(fitting, LARGEST_CHUNK)))
         self.read(session, count)
         return count
 
@@ -113,7 +113,7 @@ class Runner:
         lent = self._store.lend(session, worth_copying(self.model.costs, self.copy_s, 1))
         if lent is None:
             return None
-        self._copy(session.slot, lent.slot, what.start, min(lent.valid, what.start))
+        self.copy(session.slot, lent.slot, what.start, min(lent.valid, what.start))
         branch = Branch(session, what.start, what.token, what.rank, lent.slot, what.start)
         session.branches.append(branch)
         self.counts["branches_started"] += 1
@@ -124,12 +124,13 @@ class Runner:
         move = next_move(self._store, worth_copying(self.model.costs, self.copy_s, steps))
         if move is None:
             return False
-        self._copy(move.line.slot, move.target, move.line.computed, move.start)
+        self.copy(move.line.slot, move.target, move.line.computed, move.start)
         self._store.relocate(move.line, move.target)
         self.counts["moves"] += 1
         return True
 
-    def _copy(self, source: int, target: int, length: int, start: int) -> None:
+    def copy(self, source: int, target: int, length: int, start: int) -> None:
+        """Copy the KV of positions ``[start, length)`` of one slot to another."""
         if length <= start:
             return
         started = self._clock()

@@ -1,8 +1,8 @@
 """All sequences of a draft, who holds which KV slot, and what a commit does. No model, no clock.
 
-Slots go to sessions first. Those left over serve branches and spares, which are taken back whenever a session needs one; then
-sessions nobody advanced within their lease go, then those of the tenant that holds most, for one that holds less than its
-share.
+Slots go to sessions first. Those left over serve whole answers, branches and spares. Prompts kept from answers, spares and
+branches are taken back whenever a session needs a slot; then sessions nobody advanced within their lease go, then those of the
+tenant that holds most, for one that holds less than its share.
 """
 
 from collections import Counter, OrderedDict
@@ -20,6 +20,7 @@ from deployments.chain.protocol import (
     Sampling,
 )
 from deployments.draft.lines import Branch, Key, Line, Session, Spare
+from deployments.draft.loans import KeptPrompt, Loans
 from hw.onnx.slots import SlotTable
 
 GREEDY = Sampling(temperature=0.0, seed=0)
@@ -43,6 +44,7 @@ class SessionStore:
         self.vocab_size = vocab_size
         self.lease_s = lease_s
         self.sessions: dict[Key, Session] = {}
+        self.loans = Loans()
         self.evicted = 0
         self.preempted = 0
         self.hinted = 0  # tokens taken over from other sources
@@ -123,7 +125,7 @@ class SessionStore:
     @property
     def branch_slots(self) -> int:
         """How many branches could start now."""
-        return self.table.free + sum(len(session.spares) for session in self.sessions.values())
+        return self.table.free + len(self.loans.kept) + sum(len(session.spares) for session in self.sessions.values())
 
     def lend(self, session: Session, distance: int = 0) -> Spare | None:
         """Take a slot for a branch of a session: a spare of its own, a free one, or another's spare.
@@ -136,6 +138,8 @@ class SessionStore:
         if own is not None and (free is None or distance * (own.slot - free) <= own.valid):
             session.spares.remove(own)
             return own
+        if free is None and self._free_kept():
+            (free,) = set(range(self.table.slots)) - self.table.taken
         if free is not None:
             self.table.claim(free)
             return Spare(free)
@@ -159,7 +163,9 @@ class SessionStore:
 
     def tidy(self, now: float, unused_s: float) -> None:
         """Free slots between those that steps need: all that a session holds besides its own when nobody wants drafts of it or
-        advanced it for ``unused_s``, and all spares but the one that saves most copying."""
+        advanced it for ``unused_s``, all spares but the one that saves most copying, and prompts kept for a lease's time."""
+        for slot in self.loans.expired(now - self.lease_s) if self.loans.kept else ():
+            self.table.give(slot)
         for session in self.sessions.values():
             if not session.active or now - session.last_used > unused_s:
                 self.give_lent(session)
@@ -194,12 +200,41 @@ class SessionStore:
             self.sessions.pop(key).live = False
         self.table = SlotTable(self.table.slots)
         kept = {slot for session in self.sessions.values() for slot in slots_of(session)}
-        for slot in kept:
+        for slot in kept.union(self.loans.slots()):
             self.table.claim(slot)
         self._held = dict(Counter(session.tenant for session in self.sessions.values()))
         self.read = {tenant: self.read.get(tenant, 0) for tenant in self._held}
         for key in self.sessions:
             self._refused.pop(key, None)
+
+    # --- whole answers --------------------------------------------------------------------------------------------
+
+    def borrow(self) -> int | None:
+        """A slot to write an answer in: the highest free one, away from the sessions; else that of a kept prompt, a spare or a
+        branch. None where sessions and other answers have them all."""
+        if not self.table.free and not self._free_kept() and not self._free_lent():
+            return None
+        slot = max(set(range(self.table.slots)) - self.table.taken)
+        self.table.claim(slot)
+        self.loans.writing.add(slot)
+        return slot
+
+    def give_back(self, slot: int) -> None:
+        """Free a borrowed slot."""
+        self.loans.writing.remove(slot)
+        self.table.give(slot)
+
+    def keep(self, prompt: KeptPrompt, most: int) -> None:
+        """Keep the prompt in a borrowed slot for another request, with at most ``most`` others, until the slot is needed."""
+        for slot in self.loans.keep(prompt, most):
+            self.table.give(slot)
+
+    def _free_kept(self) -> bool:
+        """Free the slot of the prompt kept longest; False when there is none."""
+        if not self.loans.kept:
+            return False
+        self.table.give(self.loans.kept.pop(0).slot)
+        return True
 
     # --- tenants --------------------------------------------------------------------------------------------------
 
@@ -219,6 +254,7 @@ class SessionStore:
             assert all(branch.total <= self.context for branch in session.branches)
             slots += slots_of(session)
             tenants[session.tenant] += 1
+        slots += self.loans.slots()
         assert len(set(slots)) == len(slots), slots
         assert set(slots) == self.table.taken, (slots, self.table.taken)
         assert self.table.free + len(slots) == self.table.slots
@@ -237,7 +273,7 @@ class SessionStore:
             del self._refused[key]
         if not commit.opens:
             # Asking a full draft's targets for whole sequences would be asking them for nothing.
-            room = self.table.free or self._lowest_lent() is not None or self._expired(now) is not None
+            room = self.branch_slots or self._lowest_lent() is not None or self._expired(now) is not None
             return None, UNKNOWN_SESSION if room else NO_SLOT
         reason = self._unusable(commit)
         if reason:
@@ -281,7 +317,7 @@ class SessionStore:
 
     def _take(self, tenant: str, now: float) -> int | None:
         """The slot for a new session: the lowest that no session needs, so that sessions lie side by side."""
-        if not self.table.free and not self._free_lent():
+        if not self.table.free and not self._free_kept() and not self._free_lent():
             expired = self._expired(now)
             crowded = self._crowded(tenant) if expired is None else None
             if expired is not None:
@@ -319,6 +355,8 @@ class SessionStore:
 
         Never where it would only turn the tables: then two tenants would close each other's sessions for ever.
         """
+        if not self._held:  # all slots are written in
+            return None
         held = self._held.get(tenant, 0)
         active = len(self._held) + (tenant not in self._held)
         most = max(self._held, key=self._held.__getitem__)

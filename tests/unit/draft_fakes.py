@@ -103,16 +103,23 @@ def engine(model: FakeModel | None = None, **more: object) -> DraftEngine:
 
 
 def histories(drafter: DraftEngine) -> dict[int, list[int]]:
-    """The tokens of every session and branch, by slot."""
+    """The tokens of every session, branch and answer, by slot."""
     sessions = drafter._store.sessions.values()
     lines = [line for session in sessions for line in (session, *session.branches)]
-    return {line.slot: line.history() for line in lines}
+    rows = [(job, row) for job in drafter._writer._running for row in job.holders]
+    return {line.slot: line.history() for line in lines} | {row.slot: job.history(row) for job, row in rows}
 
 
 def check_kv(drafter: DraftEngine) -> None:
-    """Assert that slots hold what their lines computed, and spares what they claim to hold of the main line."""
+    """Assert that slots hold what their lines computed, and spares and kept prompts what they claim to hold."""
     model = drafter._model
     assert isinstance(model, FakeModel)
+    for kept in drafter._store.loans.kept:
+        assert model.kv[kept.slot, : len(kept.tokens)].tolist() == kept.tokens
+    for job in drafter._writer._running:
+        for row in job.holders:
+            known = job.history(row)[: max(row.copied, job.position(row) if row.copied == len(job.prompt) else 0)]
+            assert model.kv[row.slot, : len(known)].tolist() == known
     for session in drafter._store.sessions.values():
         main = session.history()
         assert model.kv[session.slot, : session.computed].tolist() == main[: session.computed]
