@@ -128,6 +128,7 @@ class Index:
 
     def _remove_others(self, number: int) -> None:
         """Files of generations that are not the current one: before it, or never finished."""
+        (self._folder.path / f"{MANIFEST}.new").unlink(missing_ok=True)
         for pattern in ("records-*.log", "vectors-*.f32"):
             for file in self._folder.path.glob(pattern):
                 if file.stem.partition("-")[2] != str(number):
