@@ -1,6 +1,7 @@
 """Composition root: from the Serve config's ``args`` to the application. ``import_path: deployments.app:build``."""
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -27,7 +28,7 @@ def build(args: Mapping[str, Any]) -> Application:
     config = load_args(args)
     require_same_tokenizer(config)
     drafts = {draft.name: build_draft(config, draft) for draft in config.drafts if draft.replicas}
-    return build_router(config, build_target(config, drafts))
+    return build_router(config, build_target(config, drafts), drafts, build_evidence(config))
 
 
 def actor_options(config: AppConfig, pool_name: str) -> dict[str, Any]:
@@ -130,8 +131,26 @@ def build_target(config: AppConfig, drafts: dict[str, Application]) -> dict[str,
     return {"application": application, "card": to_model_metadata(llm.model_id, llm)}
 
 
-def build_router(config: AppConfig, target: dict[str, Any]) -> Application:
-    """The ingress."""
+def max_model_len(config: AppConfig) -> int:
+    """Most tokens of prompt and answer together."""
+    checkpoint = json.loads((config.target.model / "config.json").read_text())
+    longest = checkpoint.get("text_config", checkpoint).get("max_position_embeddings")
+    return int(config.target.max_model_len or longest or sys.maxsize)
+
+
+def evidence_sources(config: AppConfig) -> list[str]:
+    """By the names that requests use."""
+    spec = config.evidence
+    if spec is None:
+        return []
+    there = {"retrieval": spec.retrieval, "rules": spec.rules is not None, "templates": spec.templates}
+    return [name for name, configured in there.items() if configured]
+
+
+def build_router(
+    config: AppConfig, target: dict[str, Any], drafts: dict[str, Application], evidence: Application | None
+) -> Application:
+    """The ingress; ``drafts`` and ``evidence`` are asked for whole answers."""
     generation = config.target.model / "generation_config.json"
     defaults = json.loads(generation.read_text()) if generation.is_file() else {}
     settings = {
@@ -147,6 +166,13 @@ def build_router(config: AppConfig, target: dict[str, Any]) -> Application:
         "share_anonymous": config.chain.tenants.share_anonymous,
         "presets": config.chain.presets,
         "allow_lossy": config.chain.allow_lossy,
+        "answer": config.answer.model_dump(mode="json"),
+        "evidence": evidence_sources(config),
+        "learns": config.evidence is not None and (config.evidence.history or config.evidence.templates),
+        "faults": asdict(config.fault_policy),
+        "target_model": str(config.target.model),
+        "max_model_len": max_model_len(config),
+        "default_temperature": 1.0 if defaults.get("temperature") is None else defaults["temperature"],
     }
     deployment = serve.deployment(
         ingress_class(config.limits.retry_after_s),
@@ -157,5 +183,9 @@ def build_router(config: AppConfig, target: dict[str, Any]) -> Application:
     )
     name = config.target.name
     return deployment.bind(
-        llm_deployments={name: target["application"]}, model_cards={name: target["card"]}, settings=settings
+        llm_deployments={name: target["application"]},
+        model_cards={name: target["card"]},
+        settings=settings,
+        drafts=drafts,
+        evidence=evidence,
     )

@@ -50,12 +50,13 @@ def prepare(
     priorities: bool = False,
     tenant: str = "",
     sources: Sequence[str] = (),
+    evidence: Sequence[str] = (),
     presets: Mapping[str, Policy] | None = None,
     allow_lossy: bool = True,
 ) -> None:
     """Check the request and move what the chain handles into ``vllm_xargs["chain"]``, in place.
 
-    ``sources``: who may draft in this application. ``tenant``: whose request it is. ``presets``: the policies that have names.
+    ``sources``: who may draft in this application; ``evidence``: who does so outside the engine, which is not told of them. ``tenant``: whose request it is. ``presets``: the policies that have names.
 
     Raises:
         RequestError: 400 naming the parameter.
@@ -63,7 +64,7 @@ def prepare(
     refuse_unsupported(request)
     if request.priority and not priorities:
         raise RequestError("priority is ignored unless the target runs scheduling_policy: priority.", "priority")
-    check_sources(request.chain, sources)
+    check_sources(request.chain, [*sources, *evidence])
     asked = request.chain.policy if request.chain is not None else None
     policy = resolve_policy(asked, presets or {}, allow_lossy=allow_lossy)
     min_p = check_min_p(default_min_p if request.min_p is None else request.min_p)
@@ -71,7 +72,7 @@ def prepare(
     if request.seed == -1:
         request.seed = None  # vLLM's own meaning of -1
     options = engine_options(
-        request.chain,
+        _for_engine(request.chain, evidence),
         enabled=enabled,
         trace=trace,
         seed=request.seed,
@@ -84,6 +85,14 @@ def prepare(
     request.min_p = 0.0  # explicitly off, or a default of the checkpoint's generation_config would come back
     request.logit_bias = None
     request.chain = None
+
+
+def _for_engine(field: ChainField | None, evidence: Sequence[str]) -> ChainField | None:
+    """In answer mode ``sources`` says who drafts answers, and the token chain has all of its own."""
+    if field is None or field.sources is None:
+        return field
+    kept = None if field.mode == "answer" else [name for name in field.sources if name not in evidence]
+    return field.model_copy(update={"sources": kept})
 
 
 def refuse_unsupported(request: ChainRequest) -> None:
@@ -123,8 +132,10 @@ def _sequences(request: ChainRequest) -> int:
 
 
 def check_sources(field: ChainField | None, known: Sequence[str]) -> None:
-    """Only sources that this application has."""
-    for name in (field.sources if field is not None else None) or ():
+    """Only sources that this application has; those of whole answers are checked with the plan of the answer."""
+    if field is None or field.mode == "answer":
+        return
+    for name in field.sources or ():
         if name not in known:
             raise RequestError(
                 f"chain.sources: no source {name!r} here; there are: {', '.join(known) or 'none'}.", "chain.sources"

@@ -62,6 +62,21 @@ def chain_object(trace: dict[str, Any] | None, completion_tokens: int | None, de
     return {"rounds": rounds, "summary": summary}
 
 
+def segments(rounds: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Who each part of an answer is from: sources by their accepted tokens, ``target`` for its own."""
+    found: list[dict[str, Any]] = []
+    for item in rounds:
+        parts = ((item["source"], item["accepted"], "accepted_text"), ("target", len(item["own"]), "own_text"))
+        for source, tokens, key in parts:
+            if not tokens:
+                continue
+            if not found or found[-1]["from"] != source:
+                found.append({"from": source, "tokens": 0, "text": ""})
+            found[-1]["tokens"] += tokens
+            found[-1]["text"] += item.get(key, "")
+    return found
+
+
 async def with_trace(
     stream: AsyncGenerator[Any, None], take: TakeTrace, decode: Decode | None, keep_usage: bool
 ) -> AsyncGenerator[Any, None]:

@@ -1,9 +1,11 @@
 """The ingress: ``ray.serve.llm``'s OpenAI API with the chain's request field, honest errors and a health answer."""
 
 import asyncio
+import logging
 import time
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from pydantic import BaseModel
@@ -13,11 +15,23 @@ from ray.serve.handle import DeploymentHandle
 from starlette.responses import JSONResponse, Response
 
 from deployments.api import errors
+from deployments.api.answers import AnswerPlan, Sources, answer_plan
 from deployments.api.parameters import ChainRequest, prepare
 from deployments.api.requests import ChainChatRequest, ChainCompletionRequest
+from deployments.chain.faults import FaultPolicy
+from deployments.config.answer import Answer
 from deployments.config.presets import policies
+from deployments.router.answer_chain import AnswerChain
+from deployments.router.answer_metrics import AnswerMetrics
+from deployments.router.answering import Answering, with_given
 from deployments.router.availability import replica_count
+from deployments.router.calls import ServeCalls
+from deployments.router.prompts import Prompts
 from deployments.router.tenants import tenant_of
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # A handle hears of its replicas a moment after the router starts; within this time "none" only means "not heard yet".
 GRACE_S = 3.0
@@ -40,6 +54,13 @@ class RouterSettings(BaseModel):
     share_anonymous: bool = False
     presets: dict[str, dict[str, Any]] = {}
     allow_lossy: bool = True
+    answer: Answer = Answer()
+    evidence: list[str] = []  # sources of the evidence deployment
+    learns: bool = False  # whether it remembers answers
+    faults: dict[str, Any] = {}
+    target_model: Path  # its tokenizer and chat template
+    max_model_len: int
+    default_temperature: float = 1.0
 
 
 class Router(OpenAiIngress):
@@ -51,14 +72,38 @@ class Router(OpenAiIngress):
         model_cards: dict[str, ModelCard],
         *,
         settings: dict[str, Any],
+        drafts: Mapping[str, DeploymentHandle] | None = None,
+        evidence: DeploymentHandle | None = None,
     ) -> None:
+        """``drafts`` by name, and ``evidence``: who drafts whole answers."""
         super().__init__(llm_deployments, model_cards)
         self._settings = RouterSettings.model_validate(settings)
         self._presets = policies(self._settings.presets)
         self._started = time.monotonic()
         self._targets = llm_deployments
-        for handle in llm_deployments.values():
+        self._drafts, self._evidence = dict(drafts or {}), evidence
+        for handle in (*llm_deployments.values(), *self._drafts.values(), *([evidence] if evidence else [])):
             replica_count(handle)  # starts listening
+        self._sources = Sources(models=tuple(self._drafts), evidence=tuple(self._settings.evidence))
+        self._answers = {name: self._answer_chain(handle) for name, handle in llm_deployments.items()}
+
+    def _answer_chain(self, target: DeploymentHandle) -> AnswerChain | None:
+        """None where the target's tokenizer cannot be used: requests for it are refused, all others are served."""
+        settings = self._settings
+        try:
+            prompts = Prompts(settings.target_model)
+        except Exception:
+            logger.exception("no answer chain: the tokenizer in %s cannot be used here", settings.target_model)
+            return None
+        return AnswerChain(
+            ServeCalls(target, self._drafts, self._evidence),
+            prompts,
+            settings.answer,
+            FaultPolicy(**settings.faults),
+            AnswerMetrics.of_replica(),
+            vocab_size=settings.vocab_size,
+            max_model_len=settings.max_model_len,
+        )
 
     async def health(self) -> Response:
         """200 as long as the router lives; the body says whether a target can answer."""
@@ -68,17 +113,48 @@ class Router(OpenAiIngress):
 
     async def chat(self, body: ChainChatRequest, request: Request) -> Response:
         """OpenAI chat completion; ``chain`` says what to ask of the drafts."""
-        await self._prepare(body, request)
-        return await self._while_served(super().chat(body, request), body)
+        plan = answer_plan(body, self._settings.answer, self._sources, trace=self._settings.trace_allowed)
+        by_evidence = [name for name in self._settings.evidence if plan is None and name in _sources_of(body)]
+        model, tenant = await self._prepare(body, request)
+        if plan is not None:
+            return await self._answer(body, request, plan, model, tenant)
+        chain = self._answers[model]
+        if by_evidence and chain is not None:
+            drafts = await chain.given_by_evidence(body.messages, by_evidence, tenant)
+            options = str((body.vllm_xargs or {})["chain"])
+            body.vllm_xargs = {**(body.vllm_xargs or {}), "chain": with_given(options, drafts)}
+        return await self._while_served(super().chat(body, request), model)
+
+    async def _answer(
+        self, body: ChainChatRequest, request: Request, plan: AnswerPlan, model: str, tenant: str
+    ) -> Response:
+        chain, settings = self._answers[model], self._settings
+        if chain is None:
+            raise errors.RequestError(
+                'chain.mode: "answer" needs the target\'s tokenizer, which this router could not load.', "chain.mode"
+            )
+        answering = Answering(
+            chain=chain,
+            ask=lambda final: self._get_response(body=final, call_method="chat", raw_request=request),
+            served=lambda answer: self._while_served(answer, model),
+            model=model,
+            abstention=settings.answer.abstention,
+            temperature=settings.default_temperature,
+            learns=settings.learns,
+        )
+        return await answering.respond(body, plan, tenant)
 
     async def completions(self, body: ChainCompletionRequest, request: Request) -> Response:
         """OpenAI completion; ``chain`` says what to ask of the drafts."""
-        await self._prepare(body, request)
-        return await self._while_served(super().completions(body, request), body)
+        answer_plan(body, self._settings.answer, self._sources, trace=False)  # refuses what only chats have
+        model, _ = await self._prepare(body, request)
+        return await self._while_served(super().completions(body, request), model)
 
-    async def _prepare(self, body: ChainRequest, request: Request) -> None:
+    async def _prepare(self, body: ChainRequest, request: Request) -> tuple[str, str]:
+        """Check the request, and return its model and its tenant."""
         model = await self._get_model_id(body.model)
         settings = self._settings
+        tenant = tenant_of(request.headers.get(settings.tenant_header), settings.share_anonymous)
         prepare(
             body,
             enabled=settings.chain_enabled,
@@ -86,21 +162,23 @@ class Router(OpenAiIngress):
             default_min_p=settings.default_min_p,
             vocab_size=settings.vocab_size,
             priorities=settings.priorities,
-            tenant=tenant_of(request.headers.get(settings.tenant_header), settings.share_anonymous),
+            tenant=tenant,
             sources=settings.sources,
+            evidence=settings.evidence if isinstance(body, ChainChatRequest) else (),
             presets=self._presets,
             allow_lossy=settings.allow_lossy,
         )
         await self._require_target(model)
+        return model, tenant
 
-    async def _while_served(self, answer: Coroutine[Any, Any, Response], body: ChainRequest) -> Response:
+    async def _while_served(self, answer: Awaitable[T], model: str) -> T:
         """Wait for the answer (of a stream: its first chunk), but not for a target that is gone.
 
         A handle that lost its last replica keeps the request until another comes, which can take minutes. A replica that
         drains is no longer counted but still finishes what it has, hence the time that must pass without any.
         """
-        handle = self._targets[await self._get_model_id(body.model)]
-        task = asyncio.create_task(answer)
+        handle = self._targets[model]
+        task = asyncio.ensure_future(answer)
         without_since: float | None = None
         try:
             while True:
@@ -126,6 +204,10 @@ class Router(OpenAiIngress):
             if time.monotonic() - self._started > GRACE_S:
                 raise self._unavailable(f"No replica of {model} is ready yet; try again shortly.")
             await asyncio.sleep(POLL_S)
+
+
+def _sources_of(body: ChainRequest) -> list[str]:
+    return (body.chain.sources or []) if body.chain is not None else []
 
 
 Route = Callable[[FastAPI], Callable[..., Any]]
