@@ -114,6 +114,21 @@ class DraftSpec(Strict):
     predraft: bool = Field(
         default=True, description="draft for likely outcomes while the target verifies; false: only when asked"
     )
+    answers_share: float = Field(
+        default=0.25,
+        ge=0.0,
+        le=1.0,
+        description="of the time between messages, for whole answers while drafting wants it too; they always get what is left",
+    )
+    answers_diversity: float = Field(
+        default=0.7,
+        gt=0.0,
+        le=5.0,
+        description="temperature of all whole answers but the first where a request is greedy",
+    )
+    answers_waiting: int = Field(
+        default=16, ge=1, le=1024, description="requests for whole answers held at once; a tenant has at most half"
+    )
     threads: int = Field(default=1, ge=1)
     cores: CoreIds | None = Field(default=None, description="CPU ids of its threads")
 
