@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.chain.acceptance.guard import CODE, NAME, NEGATION, NUMBER, OPPOSITE, objection
-from deployments.chain.acceptance.semantic import similarities
+from deployments.chain.acceptance.semantic import Text, similarities
 
 PAIRS = [
     ("encrypt the file", "decrypt the file", OPPOSITE),
@@ -87,10 +87,10 @@ class Always:
     """Finds everything similar, as far as it gets."""
 
     def __init__(self, fits: int = 1000) -> None:
-        self.asked: list[tuple[str, str]] = []
+        self.asked: list[tuple[Text, Text]] = []
         self.fits = fits
 
-    def compare(self, pairs: Sequence[tuple[str, str]], budget_s: float) -> list[float]:
+    def compare(self, pairs: Sequence[tuple[Text, Text]], budget_s: float) -> list[float]:
         self.asked += pairs
         return [0.99 if index < self.fits else math.nan for index in range(len(pairs))]
 

@@ -23,6 +23,10 @@ _NEGATIONS = """
 not no never none nobody nothing nowhere neither nor cannot without hardly scarcely barely rarely seldom except unless lack lacks
 lacking fail fails failed
 """
+# What is left of these before an apostrophe.
+_CONTRACTIONS = """
+isn aren wasn weren don doesn didn won wouldn shan shouldn can couldn mustn mightn hasn haven hadn needn ain daren oughtn
+"""
 # Words, and behind each those that say the contrary.
 _PAIRS = """
 true/false yes/no all/some,none,few always/never,sometimes more/less,fewer most/least many/few higher/lower high/low
@@ -59,6 +63,8 @@ _DIGITS = re.compile(r"[-+±]?[$€£¥]?\d(?:[\d.,:/eE^%°-]*[\d%°])?")
 _CODE = re.compile(
     r"\w*[_\\{}\[\]<>=|&*^~`#@$;]\w*|\w+\(|\)|[a-z]+[A-Z]\w*|[A-Za-z]+\d\w*|\w+\.\w+|\w+/\w+|[-+/*%!]=?|://"
 )
+# A line that is code rather than prose with a name in it.
+_CODE_LINE = re.compile(r"[{}\[\]<>=|\\;`]|\w+\(|\w+_\w+|^\s*(?:#|//|\$ |>>>)|->|::")
 
 
 def objection(draft: str, target: str) -> str:
@@ -80,6 +86,40 @@ def objection(draft: str, target: str) -> str:
         return NAME
     if Counter(_CODE.findall(draft)) != Counter(_CODE.findall(target)):
         return CODE
+    return ""
+
+
+def objection_in_text(before: str, draft: str, target: str, after: str) -> str:
+    """The same for words in a text they share, of which the target's last one may be the beginning of a longer one.
+
+    What a word could become counts as what it is: ``dec`` against ``increase``, ``isn`` against ``is``. Inside a line of code
+    nothing is the same as anything else.
+    """
+    found = objection(before + draft + after, before + target + after) or objection(draft, target)
+    if found or draft == target:
+        return found
+    if _CODE_LINE.search(before + draft + after):
+        return CODE
+    ours, theirs = ([word.lower() for word in _words(text)] for text in (draft, target))
+    return _could_become(theirs[-1], set(ours) - set(theirs)) if theirs else ""
+
+
+def _could_become(beginning: str, words: set[str]) -> str:
+    """What would be wrong with a longer word of this beginning in place of ``words``; empty where nothing comes to mind."""
+    if beginning in _CONTRACTED or any(word.startswith(beginning) for word in _NOTS - words):
+        return NEGATION
+    if any(word.startswith(beginning) for word in _NUMBERS - words):
+        return NUMBER
+    for word in words:
+        contraries = _CONTRARIES.get(word, frozenset()) | _CONTRARIES.get(_stem(word), frozenset())
+        made = {
+            other + word.removeprefix(one)
+            for one, other in _PREFIXES
+            if word.startswith(one) and len(word) - len(one) >= _STEM
+        }
+        made |= {word.removesuffix(one) + other for one, other in _SUFFIXES if word.endswith(one)}
+        if any(contrary.startswith(beginning) and contrary != word for contrary in contraries | made):
+            return OPPOSITE
     return ""
 
 
@@ -128,6 +168,7 @@ def _contraries() -> dict[str, frozenset[str]]:
 _ENDINGS_LONGEST_FIRST = tuple(sorted(_ENDINGS.split(), key=len, reverse=True))
 _CONTRARIES = _contraries()
 _PREFIXES = tuple(tuple(pair.split("/")) for pair in _PREFIX_PAIRS.split())
+_CONTRACTED = frozenset(_CONTRACTIONS.split())
 _NUMBERS = frozenset(_NUMBER_WORDS.split())
 _NOTS = frozenset(_NEGATIONS.split())
 

@@ -10,22 +10,32 @@ from typing import Protocol
 
 import numpy as np
 
+from deployments.chain.acceptance.continuations import Phrase
 from deployments.chain.acceptance.evidence import Bools, Evidence, Floats
-from deployments.chain.acceptance.guard import objection
+from deployments.chain.acceptance.guard import objection, objection_in_text
 from deployments.chain.acceptance.policy import Policy
+
+Text = str | Phrase
 
 
 class Similarity(Protocol):
-    """Compares texts by meaning."""
+    """Compares texts, or words in their texts, by meaning."""
 
-    def compare(self, pairs: Sequence[tuple[str, str]], budget_s: float) -> Sequence[float]:
+    def compare(self, pairs: Sequence[tuple[Text, Text]], budget_s: float) -> Sequence[float]:
         """Cosine in [-1, 1] of each pair; NaN for pairs that did not fit into ``budget_s``."""
 
 
-def similarities(pairs: Sequence[tuple[str, str]], model: Similarity, budget_s: float) -> list[float]:
+def different(draft: Text, target: Text) -> str:
+    """What the guard has against a pair, see :mod:`.guard`; empty where it has nothing."""
+    if isinstance(draft, str) or isinstance(target, str):
+        return objection("".join(draft), "".join(target))
+    return objection_in_text(draft[0], draft[1], target[1], draft[2])
+
+
+def similarities(pairs: Sequence[tuple[Text, Text]], model: Similarity, budget_s: float) -> list[float]:
     """Cosine of each (draft's, target's) continuation; NaN where the guard objects or the model did not answer."""
     result = [math.nan] * len(pairs)
-    open_pairs = [index for index, (draft, target) in enumerate(pairs) if not objection(draft, target)]
+    open_pairs = [index for index, (draft, target) in enumerate(pairs) if not different(draft, target)]
     if open_pairs:
         found = model.compare([pairs[index] for index in open_pairs], budget_s)
         for index, value in zip(open_pairs, found, strict=True):
