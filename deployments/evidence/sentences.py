@@ -18,14 +18,14 @@ _INITIAL = 16  # characters looked back for an abbreviation
 
 def sentence_ends(text: str) -> Iterator[int]:
     """Offsets just behind each sentence, paragraph or list item, in order; the end of the text is always the last."""
+    last = 0
     for match in _END.finditer(text):
-        end = match.end()
-        if text[match.start()] == "." and _ABBREVIATION.search(
-            text[max(0, match.start() - _INITIAL) : match.start() + 1]
-        ):
+        end, dot = match.end(), match.start() + 1
+        if text[dot - 1] == "." and _ABBREVIATION.search(text[max(0, dot - _INITIAL) : dot]):
             continue
-        if end < len(text):
+        if end < len(text) and text[last:end].strip():
             yield end
+            last = end
     yield len(text)
 
 
@@ -52,8 +52,10 @@ class Length:
                 break
             end = sentence
         if not end:
-            space = max(text.rfind(" ", 0, limit + 1), text.rfind("\n", 0, limit + 1))
-            end = space if space > 0 else limit
+            end = limit
+            if text[limit - 1].isalnum() and text[limit].isalnum():
+                end = max(text.rfind(" ", 0, limit), text.rfind("\n", 0, limit))
+            end = end if end > 0 else limit
         return text[:end].rstrip(), False
 
     def _fitting(self, text: str, tokens: int) -> int:

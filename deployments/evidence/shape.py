@@ -12,14 +12,6 @@ _QUOTED = r"\"([^\"\n]{1,200})\"|“([^”\n]{1,200})”|`([^`\n]{1,200})`|(?<!\
 _NAME = r"\b[A-Z][\w’-]*(?:[ ][A-Z][\w’-]*)*"
 _VALUE = re.compile(f"(?P<number>{_NUMBER})|(?P<quoted>{_QUOTED})|(?P<name>{_NAME})")
 _SENTENCE_START = re.compile(r"(?:^|[.!?:]\s|\n)\s*[-*•]?\s*$")
-# Capitalised at the beginning of a sentence without being a name, also where a name follows: "Does Maria", "What Is".
-_COMMON_WORDS = """
-a an the this that these those i you he she it we they my your his her its our their is are was were am be been do does did
-has have had can could will would shall should may might must what which who whom whose when where why how if in on at to
-of for from with by as and or but so not no yes please tell give show list name write explain describe compare convert
-translate summarize summarise calculate compute find count sort order add remove let there here then also now dear hello hi
-"""
-_COMMON = frozenset(_COMMON_WORDS.split())
 MAX_VALUES = 32  # a question with more is rather a document
 
 
@@ -49,15 +41,15 @@ def shape_of(text: str) -> Shape | None:
 def _values(text: str) -> Iterator[tuple[int, int, str, str]]:
     """Start, end, kind and value of each."""
     for match in _VALUE.finditer(text):
-        kind = str(match.lastgroup or "quoted")
         if match["number"]:
             yield match.start(), match.end(), "number", match["number"]
         elif match["quoted"]:
             yield match.start(), match.end(), "quoted", match["quoted"][1:-1]
         else:
-            start, words = match.start(), match[kind].split(" ")
+            start, words = match.start(), match[0].split(" ")
+            # a sentence begins with a capital whatever it begins with: "Greet Anna", "Does Maria"
             begins = _SENTENCE_START.search(text, 0, start) is not None
-            while words and (words[0].lower() in _COMMON or (begins and len(words) == 1)):
+            while words and (begins or words[0] == "I"):
                 start += len(words.pop(0)) + 1
                 begins = False
             if words:

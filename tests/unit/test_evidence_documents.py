@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.evidence import documents as documents_module
@@ -51,6 +51,7 @@ def test_paragraphs_keep_their_headings() -> None:
     assert next(passages(FAQ)).embedded == "Shop > Returns\nParcels can be returned within 30 days."
 
 
+@settings(deadline=None)
 @given(st.text(alphabet=st.sampled_from("ab .!?\n#`-:é"), max_size=300).map(lambda text: text * 8))
 def test_any_text_is_cut_into_bounded_passages_that_lose_no_word(text: str) -> None:
     found = list(passages(text))
