@@ -53,6 +53,8 @@ def build_draft(config: AppConfig, draft: DraftSpec) -> Application:
         DraftDeployment,
         name=draft_name(draft.name),
         num_replicas=draft.replicas,
+        # calls that write answers last; those beyond what may wait are refused there, and control calls come through
+        max_ongoing_requests=4 * draft.answers_waiting,
         ray_actor_options=actor_options(config, draft.pool),
         health_check_period_s=faults.discovery_timeout_s,
         health_check_timeout_s=faults.rpc_timeout_s,
