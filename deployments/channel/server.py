@@ -1,6 +1,8 @@
 """A draft's end of the channel: one thread serves what comes over ZeroMQ and over Unix sockets."""
 
+import contextlib
 import logging
+import socket
 import threading
 import time
 from collections import Counter
@@ -51,6 +53,10 @@ class DraftServer:
         self._poller = zmq.Poller()
         for door in self._doors:
             self._poller.register(door.pollable, zmq.POLLIN)
+        self._wake, self._woken = socket.socketpair()
+        for end in (self._wake, self._woken):
+            end.setblocking(False)
+        self._poller.register(self._woken.fileno(), zmq.POLLIN)
         self._by_pollable = {door.pollable: door for door in self._doors}
         self._arrivals = ArrivalClock(door.descriptor for door in self._doors)
         self._arrived: dict[Door, float | None] = {}  # doors with something to read: when it came, if that was seen
@@ -88,6 +94,11 @@ class DraftServer:
         self._arrivals.start()
         self._thread.start()
 
+    def wake(self) -> None:
+        """Have the drafter look for idle work now rather than after the present wait. Callable from any thread."""
+        with contextlib.suppress(OSError):  # signals enough wait already, or the server has stopped
+            self._wake.send(b"\0")
+
     @property
     def alive(self) -> bool:
         return self._thread.is_alive()
@@ -100,6 +111,8 @@ class DraftServer:
         self._arrivals.stop()
         for door in self._doors:
             door.stop()
+        for end in (self._wake, self._woken):
+            end.close()
         if self._failure is not None:
             raise RuntimeError("draft server thread failed") from self._failure
 
@@ -138,12 +151,14 @@ class DraftServer:
     def _waiting(self, timeout_ms: int = 0) -> bool:
         """Is there a message? Remembers when it came; a signal without one was ZeroMQ's own and counts for nothing."""
         signalled = self._arrivals.take()
-        ready = self._poller.poll(timeout_ms)
-        for pollable, _ in ready:
-            door = self._by_pollable[pollable]
+        ready = [self._by_pollable.get(pollable) for pollable, _ in self._poller.poll(timeout_ms)]
+        for door in ready:
+            if door is None:
+                self._woken.recv(4096)
+                continue
             if self._arrived.get(door) is None:
                 self._arrived[door] = signalled.get(door.descriptor) if timeout_ms == 0 else None
-        return bool(ready)
+        return any(door is not None for door in ready)
 
     def _serve(self) -> None:
         """Take everything that waits, so that a target that has moved on does not wait behind its own past."""

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from deployments.chain.faults import FaultPolicy
+from deployments.draft.answers import Writing
 from deployments.draft.engine import DraftEngine
 from deployments.draft.kv_intake import make_intake
 from hw.onnx.session import OnnxModel
@@ -21,6 +22,7 @@ def build_engine(
     faults: FaultPolicy | None = None,
     name: str = "draft",
     ahead: int | None = None,
+    writing: Writing | None = None,
 ) -> DraftEngine:
     """Load ``folder/model.onnx`` and put an engine on it. Raises what :class:`hw.onnx.session.OnnxModel` raises."""
     model = OnnxModel(folder, slots=slots, context=context, provider=provider, tuning=tuning)
@@ -32,4 +34,5 @@ def build_engine(
         faults=faults,
         ahead=ahead,
         kv=make_intake(model, folder, provider),
+        writing=writing,
     )

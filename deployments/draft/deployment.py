@@ -1,6 +1,7 @@
 """A draft as a Serve deployment: the engine, its socket, and the call by which targets find it and are let in."""
 
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ from ray import serve
 from deployments.chain.faults import FaultPolicy
 from deployments.channel.server import DraftServer
 from deployments.config.models import DraftSpec
+from deployments.draft.answers import Writing
 from deployments.draft.build import build_engine
+from deployments.draft.desk import Desk
 from hw.providers import Tuning
 
 
@@ -36,9 +39,15 @@ class DraftDeployment:
             faults=self._faults,
             name=name,
             ahead=None if self._spec.predraft else 0,
+            writing=Writing(
+                share=self._spec.answers_share,
+                diversity=self._spec.answers_diversity,
+                waiting=self._spec.answers_waiting,
+            ),
         )
         self._server = DraftServer(self._engine, ray.util.get_node_ip_address(), name, self._faults)
         self._server.start()
+        self._desk = Desk(self._engine, self._server, self._faults)
         self._seen: dict[str, float] = {}  # target key: when it last asked
 
     def endpoint(self, client_key: str, kv_offer: dict[str, Any]) -> dict[str, Any]:
@@ -48,6 +57,20 @@ class DraftDeployment:
         self._server.authorize(client_key)
         endpoint: dict[str, Any] = msgspec.to_builtins(self._server.endpoint(self._engine.vocab_size))
         return endpoint | {"kv": self._engine.meet(kv_offer)}
+
+    async def write_answers(self, request: dict[str, Any]) -> list[dict[str, Any]]:
+        """Write ``k`` answers to a prompt: one dict each, in order, when all have ended.
+
+        ``request``: fields of :class:`~deployments.draft.answers.WriteRequest`; each answer: those of
+        :class:`~deployments.draft.answers.Answer`. By the deadline there is what was written, with a reason. Raises ValueError
+        for a request that cannot be honoured, RuntimeError when the drafting thread has died.
+        """
+        return await self._desk.write(request)
+
+    async def stream_answers(self, request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """As :meth:`write_answers`, each answer as it ends. What is not written yet when nobody listens any more never is."""
+        async for answer in self._desk.stream(request):
+            yield answer
 
     def _revoke_absent(self) -> None:
         """Targets ask every second; one that has not for a lease's time is gone."""
