@@ -56,7 +56,7 @@ def pair_costs(a: Candidate, b: Candidate, pairs: Sequence[tuple[int, int]], voc
 
 
 def _directed(ids: Matrix, probs: Matrix, other_ids: Matrix, other_probs: Matrix, vocab_size: int) -> Matrix:
-    """NKL ``[n]`` of ``ids, probs [n, k]`` from what is known of the other, ``[n, j]``.
+    """NKL ``[n]`` of ``ids, probs [n, k]`` from what is known of the other, ``[n, j]``: the formula of ``nkl.py`` for two drafts.
 
     A token that the other does not name has an equal part of what its named ones leave, and no more than the least of them.
     """
@@ -67,7 +67,11 @@ def _directed(ids: Matrix, probs: Matrix, other_ids: Matrix, other_probs: Matrix
     tail = np.clip(1.0 - other_probs.sum(axis=-1), 0.0, 1.0)
     least = np.where(other_entry, other_probs, 1.0).min(axis=-1, initial=1.0)
     part = np.maximum(np.minimum(tail / (missing.sum(axis=-1) + 1), least), nkl.REST)
-    with np.errstate(divide="ignore"):
-        at = np.log(np.where(missing, part[:, None], np.where(entry, known, 1.0)))
-    value, _ = nkl.from_logits(probs, at, np.zeros(len(ids)), np.zeros(len(ids)), vocab_size)
-    return value
+    q = np.where(missing, part[:, None], known)  # of the tokens that are named here
+    own = np.clip(1.0 - probs.sum(axis=-1), 0.0, 1.0)
+    rest = np.maximum(1.0 - np.where(entry, q, 0.0).sum(axis=-1), nkl.REST)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        divergence = np.where(entry, probs * np.log(probs / q), 0.0).sum(axis=-1)
+        divergence += np.where(own > 0, own * np.log(own / rest), 0.0)
+    result: Matrix = np.clip(divergence / nkl.log_vocabulary(vocab_size), 0.0, 1.0)
+    return result
