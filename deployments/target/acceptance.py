@@ -13,7 +13,7 @@ from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 from deployments.chain.acceptance.lossless import NO_DRAFT, PAD
-from deployments.target.policy_rules import Relaxation, RowCopy
+from deployments.target.policy_rules import Relaxation
 from deployments.target.sampler import KeyedSampler, RequestSampling, Rows
 
 
@@ -34,7 +34,6 @@ class AcceptanceSampler(nn.Module):
     def __init__(self, sampler: KeyedSampler) -> None:
         super().__init__()
         self.sampler = sampler
-        self._copies = RowCopy(), RowCopy()
         self._relaxed: npt.NDArray[np.bool_] | None = None  # [B, T] of the last step
 
     def forward(
@@ -78,7 +77,7 @@ class AcceptanceSampler(nn.Module):
         if not any(request.lossy for request in requests):
             return None
         lossy = [request.lossy for request in requests]
-        return Relaxation(lossy, drafts.cpu().numpy(), grid.numpy(), self._copies)
+        return Relaxation(lossy, drafts.cpu().numpy(), grid.numpy())
 
 
 def _grid(counts: list[int]) -> torch.Tensor:

@@ -15,6 +15,7 @@ import torch
 from deployments.chain.acceptance import nkl
 from deployments.chain.acceptance.block import keep_long
 from deployments.chain.acceptance.candidates import Candidates, Lossy, candidates, reachable, shortest_runs
+from deployments.target import row_kernels
 
 ROUNDING = 1e-4  # a bound in other arithmetic may not refuse what the value itself lets pass
 
@@ -29,92 +30,79 @@ def pick(logits: torch.Tensor, rows: npt.NDArray[np.int64], columns: npt.NDArray
     return picked
 
 
-class RowCopy:
-    """Memory for copies of logits rows, kept between steps: on CPUs, fresh memory of that size costs more than the copy."""
+def sums(
+    logits: torch.Tensor, rows: npt.NDArray[np.int64], reference: npt.NDArray[np.float32]
+) -> npt.NDArray[np.float64]:
+    """Largest logit and logarithm of the sum of exponentials of each row: ``[2, N]`` on the host.
 
-    def __init__(self) -> None:
-        self._memory: torch.Tensor | None = None
+    ``reference [N]``: some logit of each row. NaN where a row has a logit that is NaN or infinite upwards.
+    """
+    if logits.device.type == "cpu" and logits.dtype == torch.float32 and logits.is_contiguous():
+        result = row_kernels.sums(logits.numpy(), rows, reference)
+        beyond = np.isnan(result[1])
+        if beyond.any():
+            result[:, beyond] = _sums(logits, rows[beyond])
+        return result
+    return _sums(logits, rows)
 
-    def of(self, logits: torch.Tensor, rows: npt.NDArray[np.int64]) -> torch.Tensor:
-        """``logits[rows]``, valid until the next call."""
-        memory = self._memory
-        if memory is None or len(memory) < len(rows) or memory.shape[1] != logits.shape[1]:
-            memory = self._memory = logits.new_empty(len(rows), logits.shape[1])
-        return torch.index_select(logits, 0, torch.from_numpy(rows).to(logits.device), out=memory[: len(rows)])
 
-
-def sums(logits: torch.Tensor, rows: npt.NDArray[np.int64], copy: RowCopy) -> npt.NDArray[np.float64]:
-    """Largest logit and logarithm of the sum of exponentials of each row: ``[2, N]`` on the host."""
-    chosen = copy.of(logits, rows)
-    highest = chosen.amax(dim=1)
-    mass = chosen.sub_(highest.unsqueeze(1)).exp_().sum(dim=1)
-    result: npt.NDArray[np.float64] = torch.stack([highest, highest + mass.log()]).cpu().numpy().astype(np.float64)
+def _sums(logits: torch.Tensor, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    chosen = logits[torch.from_numpy(rows).to(logits.device)]
+    both = torch.stack([chosen.amax(dim=1), torch.logsumexp(chosen, dim=1)])
+    result: npt.NDArray[np.float64] = both.cpu().numpy().astype(np.float64)
     return result
 
 
 class Relaxation:
-    """Judges one verifying step. The sampler calls :meth:`before` if it is to truncate logits, and then :meth:`after`."""
+    """Judges one verifying step. The sampler calls :meth:`before` if it truncates logits, and then :meth:`after`."""
 
     def __init__(
         self,
         requests: Sequence[Lossy | None],
         drafts: npt.NDArray[np.int64],  # [B, T] padded with NO_DRAFT
         grid: npt.NDArray[np.int64],  # [B, T + 1] logits row of each request and offset
-        copies: tuple[RowCopy, RowCopy],  # of the sampler: for rows to be truncated, for rows to be summed
     ) -> None:
-        self._to_keep, self._to_sum = copies
         self._requests = requests
         self._drafts = drafts
         self._grid = grid
-        self._kept: npt.NDArray[np.int64] | None = None  # [R] where a row is in the copy
-        self._matched: torch.Tensor | None = None  # rows as they were before truncation
+        self._matched: torch.Tensor | None = None  # as they were before truncation
         self.passed: npt.NDArray[np.bool_] | None = None  # [B, T] whose token replaced the drawn one
 
     def before(self, logits: torch.Tensor) -> None:
-        """Keep what of matched ``logits [R, V]`` may be needed after they were truncated in place."""
-        judged = [request is not None and request.proposal is not None for request in self._requests]
-        rows = np.unique(self._grid[judged, :-1])
-        self._kept = np.zeros(len(logits), np.int64)
-        self._kept[rows] = np.arange(len(rows))
-        self._matched = self._to_keep.of(logits, rows)
+        """Matched ``logits [R, V]``, which the sampler does not change until :meth:`after`."""
+        self._matched = logits
 
     def after(self, drawn: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         """Return ``drawn [R]`` with draft tokens where they pass. ``logits [R, V]``: matched, and truncated where asked."""
         own = drawn.cpu().numpy()[self._grid]  # [B, T + 1]
         passing = np.zeros(self._drafts.shape, np.bool_)
         found = candidates(self._requests, self._drafts, own, logits.shape[1])
-        found = self._near(found, own, logits) if found is not None else None
         if found is None:
             return drawn
-        passing[found.request, found.offset] = True
+        passing[found.request, found.offset] = self._near(found, own, logits)
+        if not passing.any():
+            return drawn
         passing = keep_long(self._drafts == own[:, :-1], passing, shortest_runs(self._requests)[:, None])
         self.passed = passing
         rows = torch.from_numpy(self._grid[:, :-1][passing]).to(drawn.device)
         tokens = torch.from_numpy(self._drafts[passing]).to(drawn.device, drawn.dtype)
         return drawn.index_copy(0, rows, tokens)
 
-    def _near(self, found: Candidates, own: npt.NDArray[np.int64], logits: torch.Tensor) -> Candidates | None:
-        """The candidates that pass by themselves."""
+    def _near(self, found: Candidates, own: npt.NDArray[np.int64], logits: torch.Tensor) -> npt.NDArray[np.bool_]:
+        """Which candidates ``[N]`` pass by themselves."""
         vocab_size = logits.shape[1]
         rows = self._grid[found.request, found.offset]
-        matched = logits
-        if self._matched is not None and self._kept is not None:
-            allowed = np.isfinite(pick(logits, rows, found.token[:, None])[:, 0])
-            matched, rows = self._matched, self._kept[rows]
-        columns = np.concatenate([found.ids, found.token[:, None], own[found.request, found.offset][:, None]], axis=1)
-        picked = pick(matched, rows, columns)
-        at = picked[:, :-2]
-        if matched is logits:
-            allowed = np.isfinite(picked[:, -2])
-        bound = nkl.at_least(found.probs, at, picked[:, -1].astype(np.float64), vocab_size)
-        which = allowed & (bound < found.limit + ROUNDING)
+        matched = logits if self._matched is None else self._matched
+        theirs = own[found.request, found.offset]
+        picked = pick(matched, rows, np.concatenate([found.ids, found.token[:, None], theirs[:, None]], axis=1))
+        last = picked[:, -2] if self._matched is None else pick(logits, rows, found.token[:, None])[:, 0]
+        terms = nkl.terms(found.probs, picked[:, :-2])
+        bound = nkl.at_least(terms, picked[:, -1].astype(np.float64), vocab_size)
+        which = np.isfinite(last) & (bound < found.limit + ROUNDING)
+        which &= reachable(self._drafts, own, found, which)
         if not which.any():
-            return None
-        which[which] = reachable(self._drafts, own, found.those(which))
-        found, at, rows = found.those(which), at[which], rows[which]
-        if not len(rows):
-            return None
-        highest, log_sum = sums(matched, rows, self._to_sum)
-        value, top = nkl.from_logits(found.probs, at, highest, log_sum, vocab_size)
-        near = (value < found.limit) & (top <= found.mask)
-        return found.those(near) if near.any() else None
+            return which
+        summed = np.full((2, len(rows)), np.nan)
+        summed[:, which] = sums(matched, rows[which], picked[which].max(axis=1))
+        value, top = nkl.from_logits(terms, summed[0], summed[1], vocab_size)
+        return which & (value < found.limit) & (top <= found.mask)

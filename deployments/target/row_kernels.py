@@ -77,6 +77,15 @@ def _sum(logits, rows, reference, highest, log_sum):  # type: ignore[no-untyped-
 
 
 @_compiled
+def _exclude_below(logits, floor, out):  # type: ignore[no-untyped-def]
+    for row in range(_U(logits.shape[0])):
+        least = floor[row]
+        for i in range(_U(logits.shape[1])):
+            logit = logits[row, i]
+            out[row, i] = _F(-np.inf) if logit < least else logit
+
+
+@_compiled
 def _hash(token, k1, k2):  # type: ignore[no-untyped-def]
     """:func:`deployments.chain.noise.log_exponential`'s 31 bits, in 32-bit unsigned arithmetic."""
     x = _W(_W(_W(token) * _W(GOLDEN)) ^ k1)
@@ -152,8 +161,16 @@ def race(logits: npt.NDArray[np.float32], keys: list[tuple[int, int]]) -> npt.ND
     return winners
 
 
+def exclude_below(
+    logits: npt.NDArray[np.float32], floor: npt.NDArray[np.float32], out: npt.NDArray[np.float32]
+) -> None:
+    """``out = logits [R, V]`` with -inf where they are below ``floor [R]``; C-contiguous, ``out`` may be ``logits``."""
+    _exclude_below(logits, floor, out)
+
+
 def warm_up() -> None:
     """Compile, or load what was compiled before."""
     logits = np.zeros((1, 2), np.float32)
     sums(logits, np.zeros(1, np.int64), np.zeros(1, np.float32))
     race(logits, [(0, 0)])
+    exclude_below(logits, np.zeros(1, np.float32), logits)

@@ -65,6 +65,22 @@ class RequestSampling:
     lossy: Lossy | None = None  # None: only the target's own tokens are accepted
 
 
+class _Memory:
+    """For a second set of logits, kept between steps on CPUs: there, fresh memory of that size costs more than filling it."""
+
+    def __init__(self) -> None:
+        self._kept: torch.Tensor | None = None
+
+    def like(self, logits: torch.Tensor) -> torch.Tensor:
+        """``[R, V]`` as ``logits``, with anything in it; valid until the next call."""
+        if logits.device.type != "cpu":
+            return torch.empty_like(logits)
+        kept = self._kept
+        if kept is None or len(kept) < len(logits) or kept.shape[1] != logits.shape[1]:
+            kept = self._kept = torch.empty_like(logits, memory_format=torch.contiguous_format)
+        return kept[: len(logits)]
+
+
 class _RowProcessor:
     """A logits processor for this call only; lives outside vLLM's persistent batch."""
 
@@ -81,6 +97,7 @@ class KeyedSampler(Sampler):
         if current_platform.is_cpu():
             row_kernels.warm_up()
         self._noise: KeyedNoise | None = None
+        self._memory = _Memory()
         self._relaxation: Relaxation | None = None  # of the call under way
         self._keys: list[tuple[int, int]] = []
 
@@ -133,11 +150,7 @@ class KeyedSampler(Sampler):
         if not sampling_metadata.all_greedy:
             assert sampling_metadata.temperature is not None
             logits = self.apply_temperature(logits, sampling_metadata.temperature, sampling_metadata.all_random)
-            if self._relaxation is not None and _truncates(sampling_metadata):
-                self._relaxation.before(logits)
-            for processor in sampling_metadata.logitsprocs.argmax_invariant:
-                logits = processor.apply(logits)
-            logits = truncate(logits, sampling_metadata.top_k, sampling_metadata.top_p)
+            logits = self._truncated(logits, sampling_metadata)
         processed = self._processed(logits, sampling_metadata, mode)
         if sampling_metadata.all_greedy:
             assert greedy is not None
@@ -149,6 +162,18 @@ class KeyedSampler(Sampler):
         if self._relaxation is not None:
             drawn = self._relaxation.after(drawn, logits)
         return drawn, processed
+
+    def _truncated(self, logits: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
+        """After min_p, top-k and top-p. In place, unless a policy is to see what was there before."""
+        out = None
+        if self._relaxation is not None and _truncates(metadata):
+            self._relaxation.before(logits)
+            out = self._memory.like(logits)
+            if metadata.logitsprocs.argmax_invariant:
+                logits, out = out.copy_(logits), None
+        for processor in metadata.logitsprocs.argmax_invariant:
+            logits = processor.apply(logits)
+        return truncate(logits, metadata.top_k, metadata.top_p, out)
 
     def _processed(self, logits: torch.Tensor, metadata: SamplingMetadata, mode: str) -> torch.Tensor | None:
         if metadata.max_num_logprobs is None and not metadata.logprob_token_ids:

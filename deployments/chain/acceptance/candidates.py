@@ -3,7 +3,7 @@
 Everything here is known without the target's logits. What is left to do with them is one NKL for each candidate.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,32 +63,55 @@ class Candidates:
 
 
 def candidates(requests: Sequence[Lossy | None], drafts: Ints, drawn: Ints, vocab_size: int) -> Candidates | None:
-    """Find them in ``drafts [B, T]`` (padded with ``NO_DRAFT``) where ``drawn [B, T + 1]`` differs; None: there are none."""
+    """Find them in ``drafts [B, T]`` (padded with ``NO_DRAFT``) where ``drawn [B, T + 1]`` differs; None: there are none.
+
+    Behind the first token of a draft that cannot pass there are none: no accepted prefix reaches so far.
+    """
     found = [
-        (b, t, request, request.proposal, drafted, own)
-        for b, request in enumerate(requests)
+        (b, t, token, request, request.proposal)
+        for b, (request, drafted, own) in enumerate(zip(requests, drafts.tolist(), drawn.tolist(), strict=True))
         if request is not None and request.proposal is not None
-        for t, (drafted, own) in enumerate(zip(drafts[b].tolist(), drawn[b].tolist(), strict=False))
-        if drafted not in (own, NO_DRAFT) and drafted not in request.stops and own not in request.stops
+        for t, token in _mismatches(drafted, own, request.stops)
     ]
     if not found:
         return None
-    index, offset, rows, proposals, tokens, _ = zip(*found, strict=True)
-    width = max(proposal.ids.shape[1] for proposal in proposals)
-    ids, probs = np.zeros((len(found), width), np.int64), np.zeros((len(found), width), np.float32)
-    for n, (t, proposal) in enumerate(zip(offset, proposals, strict=True)):
-        k = proposal.ids.shape[1]
-        ids[n, :k], probs[n, :k] = proposal.ids[t], proposal.probs[t]
-    places, token = np.asarray(offset), np.asarray(tokens)
-    knobs = np.asarray([_knobs(request) for request in rows], np.float64)
+    index, places, token = np.asarray([entry[:3] for entry in found]).T
+    ids, probs = _named([(proposal.ids[t], proposal.probs[t]) for _, t, _, _, proposal in found])
+    knobs = np.asarray([_knobs(request) for _, _, _, request, _ in found], np.float64)
     delta, alpha, delta_max, scale, mask, generated, chancy = knobs.T
     limit = nkl.limits(delta, alpha, delta_max, scale, places, generated)
     if chancy.any():
-        seeds = np.asarray([request.seed for request in rows], np.uint64)
-        base = np.asarray([proposal.base for proposal in proposals])
+        seeds = np.asarray([request.seed for _, _, _, request, _ in found], np.uint64)
+        base = np.asarray([proposal.base for *_, proposal in found])
         limit = np.where(chancy > 0, thinned(limit, coins(seeds, base + places)), limit)
     kept = nkl.usable(ids, probs, vocab_size) & nkl.named(token, ids, probs) & (limit > 0)
-    return Candidates(np.asarray(index), places, token, ids, probs, limit, mask).those(kept) if kept.any() else None
+    result = Candidates(index, places, token, ids, probs, limit, mask)
+    if kept.all():
+        return result
+    return result.those(kept) if kept.any() else None
+
+
+def _mismatches(drafted: list[int], own: list[int], stops: frozenset[int]) -> Iterator[tuple[int, int]]:
+    """Offset and token, up to the first one that ends the draft, the answer, or both."""
+    for t, (token, theirs) in enumerate(zip(drafted, own, strict=False)):
+        if token == theirs:
+            continue
+        if token == NO_DRAFT or token in stops or theirs in stops:
+            return
+        yield t, token
+
+
+def _named(
+    rows: list[tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]],
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+    """Token ids and probabilities ``[N, k]`` out of rows that may be of different widths."""
+    width = max(len(ids) for ids, _ in rows)
+    if all(len(ids) == width for ids, _ in rows):
+        return np.asarray([ids for ids, _ in rows], np.int64), np.asarray([probs for _, probs in rows])
+    wide = np.zeros((len(rows), width), np.int64), np.zeros((len(rows), width), np.float32)
+    for n, (ids, probs) in enumerate(rows):
+        wide[0][n, : len(ids)], wide[1][n, : len(ids)] = ids, probs
+    return wide
 
 
 def shortest_runs(requests: Sequence[Lossy | None]) -> npt.NDArray[np.int64]:
@@ -96,10 +119,10 @@ def shortest_runs(requests: Sequence[Lossy | None]) -> npt.NDArray[np.int64]:
     return np.asarray([1 if request is None else request.policy.block for request in requests])
 
 
-def reachable(drafts: Ints, drawn: Ints, found: Candidates) -> Bools:
-    """Which candidates ``[N]`` have nothing before them in their draft that cannot pass."""
+def reachable(drafts: Ints, drawn: Ints, found: Candidates, possible: Bools) -> Bools:
+    """Which ``possible [N]`` candidates have nothing before them in their draft that cannot pass."""
     alive = drafts == drawn[:, :-1]  # [B, T]
-    alive[found.request, found.offset] = True
+    alive[found.request, found.offset] = possible
     reached = np.logical_and.accumulate(alive, axis=1)
     result: Bools = reached[found.request, found.offset]
     return result

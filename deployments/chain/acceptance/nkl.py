@@ -22,6 +22,7 @@ it would have said), mass on a token the target cannot say, a logit that is NaN 
 """
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -65,42 +66,54 @@ def nkl(ids: Ints, probs: Floats, logits: Floats) -> tuple[Values, Values]:
         highest = wide.max(axis=-1)
         log_sum = highest + np.log(np.exp(wide - highest[..., None]).sum(axis=-1))
     at = np.take_along_axis(wide, np.where(good[..., None] & (probs > 0), ids, 0), axis=-1)
-    value, top = from_logits(probs, at, highest, log_sum, logits.shape[-1])
+    value, top = from_logits(terms(probs, at), highest, log_sum, logits.shape[-1])
     return np.where(good, value, 1.0), top
 
 
-def from_logits(probs: Floats, at: Floats, highest: Floats, log_sum: Floats, vocab_size: int) -> tuple[Values, Values]:
-    """The same for usable ``probs [..., k]``, from what is needed of the logits.
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What NKL needs of the named tokens alone, ``[...]`` each: ``KL_k = apart + named ln Z + spread - τ ln ρ``, ``Z = Σ exp(logit)``."""
 
-    ``at [..., k]`` are those of the named tokens, ``highest [...]`` is the largest and ``log_sum [...]`` the logarithm of the sum of
-    all their exponentials.
-    """
-    entry, p = probs > 0, probs.astype(np.float64)
+    logits: Values  # [..., k] of the target, -inf where no token is named
+    apart: Values  # Σ p (ln p - logit)
+    named: Values  # Σ p
+    tail: Values  # τ
+    spread: Values  # τ ln τ
+
+
+def terms(probs: Floats, at: Floats) -> Terms:
+    """For usable ``probs [..., k]`` and the target's logits ``at [..., k]`` of the same tokens."""
+    p = probs.astype(np.float64)
+    entry = p > 0
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logits = np.where(entry, at, -np.inf)
+        apart = np.where(entry, p * (np.log(p) - logits), 0.0).sum(axis=-1)
+        named = p.sum(axis=-1)
+        tail = np.minimum(np.maximum(1.0 - named, 0.0), 1.0)
+        spread = np.where(tail > 0, tail * np.log(tail), 0.0)
+    return Terms(logits, apart, named, tail, spread)
+
+
+def from_logits(of: Terms, highest: Floats, log_sum: Floats, vocab_size: int) -> tuple[Values, Values]:
+    """The same as :func:`nkl` from the largest logit ``highest [...]`` and ``log_sum [...]``, the logarithm of the sum of exponentials of all."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        log_q = at.astype(np.float64) - log_sum[..., None]
-        head = np.where(entry, p * (np.log(p) - log_q), 0.0).sum(axis=-1)
-        tail = np.clip(1.0 - p.sum(axis=-1), 0.0, 1.0)
-        rest = np.maximum(1.0 - np.where(entry, np.exp(log_q), 0.0).sum(axis=-1), REST)
-        divergence = head + np.where(tail > 0, tail * (np.log(tail) - np.log(rest)), 0.0)
-        value = np.clip(divergence / log_vocabulary(vocab_size), 0.0, 1.0)
+        rest = np.maximum(1.0 - np.exp(of.logits - log_sum[..., None]).sum(axis=-1), REST)
+        divergence = of.apart + of.named * log_sum + of.spread - of.tail * np.log(rest)
+        value = np.minimum(np.maximum(divergence / log_vocabulary(vocab_size), 0.0), 1.0)  # NaN stays
         top = np.exp(highest - log_sum)
-    defined = np.isfinite(top) & ~np.isnan(value)
-    return np.where(defined, value, 1.0), np.where(np.isfinite(top), top, 1.0)
+    finite = np.isfinite(top)
+    return np.where(finite & ~np.isnan(value), value, 1.0), np.where(finite, top, 1.0)
 
 
-def at_least(probs: Floats, at: Floats, other: Floats, vocab_size: int) -> Values:
-    """A lower bound ``[...]`` of NKL without a look at all logits: ``at [..., k]`` as above, and ``other [...]`` any one more.
+def at_least(of: Terms, other: Floats, vocab_size: int) -> Values:
+    """A lower bound ``[...]`` of NKL without a look at all logits: from those named, and ``other [...]``, any one more.
 
     The mass of all tokens is at least that of the named ones, and that of the other one, and no rest exceeds 1.
     """
-    entry, p = probs > 0, probs.astype(np.float64)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        wide = np.where(entry, at.astype(np.float64), -np.inf)
-        highest = np.maximum(wide.max(axis=-1), other)
-        log_sum = np.maximum(highest + np.log(np.exp(wide - highest[..., None]).sum(axis=-1)), other)
-        head = np.where(entry, p * (np.log(p) - wide + log_sum[..., None]), 0.0).sum(axis=-1)
-        tail = np.clip(1.0 - p.sum(axis=-1), 0.0, 1.0)
-        bound = head + np.where(tail > 0, tail * np.log(tail), 0.0)
+        highest = np.maximum(of.logits.max(axis=-1), other)
+        log_sum = np.maximum(highest + np.log(np.exp(of.logits - highest[..., None]).sum(axis=-1)), other)
+        bound = of.apart + of.named * log_sum + of.spread
     result: Values = bound / log_vocabulary(vocab_size)
     return result
 
