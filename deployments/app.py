@@ -168,6 +168,7 @@ def build_router(
         "share_anonymous": config.chain.tenants.share_anonymous,
         "presets": config.chain.presets,
         "allow_lossy": config.chain.allow_lossy,
+        "semantic": config.chain.semantic is not None,
         "answer": config.answer.model_dump(mode="json"),
         "evidence": evidence_sources(config),
         "learns": config.evidence is not None and (config.evidence.history or config.evidence.templates),

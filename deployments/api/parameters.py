@@ -53,6 +53,7 @@ def prepare(
     evidence: Sequence[str] = (),
     presets: Mapping[str, Policy] | None = None,
     allow_lossy: bool = True,
+    semantic: bool = False,
 ) -> None:
     """Check the request and move what the chain handles into ``vllm_xargs["chain"]``, in place.
 
@@ -66,7 +67,7 @@ def prepare(
         raise RequestError("priority is ignored unless the target runs scheduling_policy: priority.", "priority")
     check_sources(request.chain, [*sources, *evidence])
     asked = request.chain.policy if request.chain is not None else None
-    policy = resolve_policy(asked, presets or {}, allow_lossy=allow_lossy)
+    policy = resolve_policy(asked, presets or {}, allow_lossy=allow_lossy, semantic=semantic)
     min_p = check_min_p(default_min_p if request.min_p is None else request.min_p)
     bias = check_logit_bias(request.logit_bias, vocab_size)
     if request.seed == -1:

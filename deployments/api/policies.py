@@ -17,9 +17,13 @@ PARAM = "chain.policy"
 
 
 def resolve_policy(
-    asked: str | dict[str, Any] | None, presets: Mapping[str, Policy], *, allow_lossy: bool = True
+    asked: str | dict[str, Any] | None,
+    presets: Mapping[str, Policy],
+    *,
+    allow_lossy: bool = True,
+    semantic: bool = False,
 ) -> Policy:
-    """Return the policy a request is to be decoded with; without one, ``lossless``.
+    """Return the policy a request is to be decoded with; without one, ``lossless``. ``semantic``: there is a sentence model.
 
     Raises:
         RequestError: 400 naming the parameter, with the known names or the allowed range.
@@ -34,7 +38,7 @@ def resolve_policy(
             PARAM,
         )
     else:
-        policy = _policy({"name": asked} if isinstance(asked, str) else asked)
+        policy = _policy({"name": asked} if isinstance(asked, str) else asked, semantic)
     if policy.lossy and not allow_lossy:
         exact = [name for name, preset in sorted(presets.items()) if not preset.lossy]
         raise RequestError(
@@ -44,10 +48,10 @@ def resolve_policy(
     return policy
 
 
-def _policy(given: Mapping[str, Any]) -> Policy:
+def _policy(given: Mapping[str, Any], semantic: bool) -> Policy:
     try:
         policy = policy_of(given)
-        require_offered(policy)
+        require_offered(policy, semantic=semantic)
     except PolicyError as error:
         raise RequestError(f"{PARAM}.{error}.", f"{PARAM}.{error.param}") from None
     return policy

@@ -11,7 +11,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from deployments.config.errors import ConfigError, explain, nearest
-from deployments.config.models import AppConfig, Evidence
+from deployments.config.models import AppConfig, Chain, Evidence
+from hw.onnx.checkpoint import CheckpointError, Manifest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -49,7 +50,22 @@ def resolve(path: Path, folder: Path | None) -> Path:
 def _resolved(config: AppConfig, folder: Path | None) -> AppConfig:
     target = config.target.model_copy(update={"model": resolve(config.target.model, folder)})
     drafts = [draft.model_copy(update={"model": resolve(draft.model, folder)}) for draft in config.drafts]
-    return config.model_copy(update={"target": target, "drafts": drafts, "evidence": _evidence(config, folder)})
+    return config.model_copy(
+        update={
+            "target": target,
+            "drafts": drafts,
+            "evidence": _evidence(config, folder),
+            "chain": _chain(config, folder),
+        }
+    )
+
+
+def _chain(config: AppConfig, folder: Path | None) -> Chain:
+    semantic = config.chain.semantic
+    if semantic is None:
+        return config.chain
+    resolved = semantic.model_copy(update={"model": resolve(semantic.model, folder)})
+    return config.chain.model_copy(update={"semantic": resolved})
 
 
 def _evidence(config: AppConfig, folder: Path | None) -> Evidence | None:
@@ -76,7 +92,20 @@ def model_problems(config: AppConfig, root: str = "args") -> list[str]:
     for index, draft in enumerate(config.drafts):
         if not any(draft.model.glob("*.onnx")):
             problems.append(f"{root}.drafts[{index}].model: no ONNX model (*.onnx) in {draft.model}{hint}")
+    if config.chain.semantic is not None:
+        problems += sentence_model_problems(config.chain.semantic.model, f"{root}.chain.semantic.model", hint)
     return problems
+
+
+def sentence_model_problems(model: Path, path: str, hint: str) -> list[str]:
+    """What is wrong with the folder of a sentence model."""
+    try:
+        kind = Manifest.read(model).kind
+    except CheckpointError:
+        kind = ""
+    if kind != "sentences" or not (model / "model.onnx").is_file():
+        return [f"{path}: no sentence model in {model}{hint}"]
+    return []
 
 
 @cache

@@ -4,7 +4,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, create_model, field_validator, model_validator
+from pydantic import Field, ValidationInfo, create_model, field_validator, model_validator
 
 from deployments.chain.faults import FaultPolicy
 from deployments.chain.protocol import MAX_DRAFT_TOKENS
@@ -160,6 +160,18 @@ class Tenants(Strict):
     )
 
 
+class Semantic(Strict):
+    """The sentence model behind the policy ``semantic``: it compares the draft's words with the target's where they differ."""
+
+    model: Path = Field(default=Path("models/sentences"), description="its folder; scripts/prepare_models makes it")
+    budget_ms: float = Field(
+        default=20.0,
+        ge=0.0,
+        le=1000.0,
+        description="most time in one engine step, for all its requests; what is not compared by then does not pass",
+    )
+
+
 class Chain(Strict):
     """Defaults of the token chain; a request's ``chain`` field can override them downwards."""
 
@@ -188,6 +200,9 @@ class Chain(Strict):
     allow_lossy: bool = Field(
         default=True, description="requests may ask for policies that accept tokens other than the target's own"
     )
+    semantic: Semantic | None = Field(
+        default=None, description="needed for the policy `semantic`; None: requests that ask for it are refused"
+    )
     presets: dict[Name, dict[str, Any]] = Field(
         default={},
         validate_default=True,
@@ -196,8 +211,8 @@ class Chain(Strict):
 
     @field_validator("presets")
     @classmethod
-    def _with_shipped(cls, value: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-        return with_shipped(value)
+    def _with_shipped(cls, value: dict[str, dict[str, Any]], info: ValidationInfo) -> dict[str, dict[str, Any]]:
+        return with_shipped(value, semantic=info.data.get("semantic") is not None)
 
 
 class Kv(Strict):

@@ -17,13 +17,13 @@ SHIPPED: dict[str, dict[str, Any]] = {
 }
 
 
-def with_shipped(given: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The shipped presets with the operator's on top. Raises ValueError naming the preset and what is wrong with it."""
+def with_shipped(given: Mapping[str, Mapping[str, Any]], *, semantic: bool = False) -> dict[str, dict[str, Any]]:
+    """The shipped presets with the operator's on top; ``semantic``: there is a sentence model. Raises ValueError naming the preset and what is wrong with it."""
     for name, spec in given.items():
         if name in NAMES:
             raise ValueError(f"{name}: is the name of a policy; call the preset otherwise")
         try:
-            require_offered(policy_of(spec))
+            require_offered(policy_of(spec), semantic=semantic)
         except PolicyError as error:
             raise ValueError(f"{name}.{error}") from None
     return {**SHIPPED, **{name: dict(spec) for name, spec in given.items()}}

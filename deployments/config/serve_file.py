@@ -66,13 +66,14 @@ def levels() -> dict[str, type[BaseModel]]:
 
 def own_keys() -> dict[str, set[str]]:
     """Keys of our own sections, to say where a misplaced one belongs."""
-    from deployments.config.models import AppConfig, Chain, DraftSpec, Evidence, Limits, Target
+    from deployments.config.models import AppConfig, Chain, DraftSpec, Evidence, Limits, Semantic, Target
 
     return {
         "args": set(AppConfig.model_fields),
         "args.target": set(Target.model_fields),
         "args.drafts[]": set(DraftSpec.model_fields),
         "args.chain": set(Chain.model_fields),
+        "args.chain.semantic": set(Semantic.model_fields),
         "args.evidence": set(Evidence.model_fields),
         "args.limits": set(Limits.model_fields),
     }

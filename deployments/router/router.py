@@ -54,6 +54,7 @@ class RouterSettings(BaseModel):
     share_anonymous: bool = False
     presets: dict[str, dict[str, Any]] = {}
     allow_lossy: bool = True
+    semantic: bool = False  # whether the target has a sentence model
     answer: Answer = Answer()
     evidence: list[str] = []  # sources of the evidence deployment
     learns: bool = False  # whether it remembers answers
@@ -167,6 +168,7 @@ class Router(OpenAiIngress):
             evidence=settings.evidence if isinstance(body, ChainChatRequest) else (),
             presets=self._presets,
             allow_lossy=settings.allow_lossy,
+            semantic=settings.semantic,
         )
         await self._require_target(model)
         return model, tenant

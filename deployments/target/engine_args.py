@@ -49,6 +49,7 @@ def engine_kwargs(config: AppConfig) -> dict[str, Any]:
 def chain_settings(config: AppConfig) -> ChainSettings:
     """What the worker is told about the chain."""
     lent = config.lent_cores
+    semantic = config.chain.semantic
     return ChainSettings(
         faults=asdict(config.fault_policy),
         max_batch=config.chain.max_batch or 0,
@@ -57,6 +58,8 @@ def chain_settings(config: AppConfig) -> ChainSettings:
         adaptive=config.chain.adaptive,
         kv_mib=config.kv.memory_mib if config.kv.enabled else 0,
         kv_refresh=config.kv.refresh,
+        semantic_model=str(semantic.model) if semantic is not None else "",
+        semantic_budget_ms=semantic.budget_ms if semantic is not None else 0.0,
         own_threads=len(config.target.cores or ()) - lent if lent else 0,
     )
 

@@ -18,6 +18,8 @@ class ChainSettings:
     adaptive: bool = True  # decide by measurement; False: verify everything that is drafted
     kv_mib: int = 0  # shared memory for KV on its way to drafts; 0: drafts read prompts themselves
     kv_refresh: bool = False  # send drafts the KV of every committed position, not only of those they lack
+    semantic_model: str = ""  # folder of the sentence model; empty: the policy `semantic` lets nothing pass
+    semantic_budget_ms: float = 0.0  # most time it may take of an engine step
     own_threads: int = 0  # threads left to the engine while a draft works on a core it shares; 0: shares none
 
     @classmethod

@@ -88,10 +88,11 @@ class TestPolicyOf:
         policy = policy_of({"name": "block", "delta": 0.2, "delta_max": 0.3, "min_block_len": 2})
         assert msgspec.json.decode(msgspec.json.encode(policy), type=Policy) == policy
 
-    def test_semantic_is_not_offered_yet(self) -> None:
-        require_offered(policy_of({"name": "block"}))
-        with pytest.raises(PolicyError, match="offered: lossless, nkl, block, probabilistic"):
-            require_offered(policy_of({"name": "semantic"}))
+    def test_semantic_is_offered_where_there_is_a_sentence_model(self) -> None:
+        require_offered(policy_of({"name": "block"}), semantic=False)
+        require_offered(policy_of({"name": "semantic"}), semantic=True)
+        with pytest.raises(PolicyError, match=r"chain\.semantic\); offered: lossless, nkl, block, probabilistic"):
+            require_offered(policy_of({"name": "semantic"}), semantic=False)
 
 
 @st.composite

@@ -12,7 +12,10 @@ from deployments.api.requests import ChainChatRequest, ChainCompletionRequest
 from deployments.chain.acceptance.policy import NAMES, Policy
 from deployments.config import ConfigError, load_args
 from deployments.config.presets import SHIPPED, policies, with_shipped
+from deployments.target.engine_args import chain_settings
 from deployments.target.options import ChainOptions, options_of
+from deployments.target.settings import ChainSettings
+from hw.onnx.checkpoint import Manifest
 from tests.unit.test_api import CHAT, DEFAULTS, invalid
 from tests.unit.test_config import args, models
 
@@ -66,7 +69,11 @@ class TestRequests:
             ({"name": "block", "min_block_len": 0}, "chain.policy.min_block_len", ["[1, 32]", "0"]),
             ({"name": "block", "base": "x"}, "chain.policy.base", ["lossless, nkl, probabilistic"]),
             ({"name": "nkl", "dleta": 0.1}, "chain.policy.dleta", ["delta, alpha, delta_max"]),
-            ("semantic", "chain.policy.name", ["sentence model", "lossless, nkl, block, probabilistic"]),
+            (
+                "semantic",
+                "chain.policy.name",
+                ["sentence model", "args.chain.semantic", "lossless, nkl, block, probabilistic"],
+            ),
         ],
     )
     def test_mistakes_are_named(self, policy: Any, param: str, parts: list[str]) -> None:
@@ -75,6 +82,13 @@ class TestRequests:
         assert error.message.startswith("chain.policy")
         for part in parts:
             assert part in error.message
+
+    def test_semantic_is_served_where_there_is_a_sentence_model(self) -> None:
+        assert sent("semantic", semantic=True).policy == Policy(name="semantic")
+        assert sent({"name": "semantic", "similarity": 0.9}, semantic=True).policy == Policy(
+            name="semantic", similarity=0.9
+        )
+        assert refused("semantic", semantic=True, allow_lossy=False).param == "chain.policy"
 
     @pytest.mark.parametrize("policy", [5, [], True, 0.3])
     def test_other_types_are_not_policies(self, policy: Any) -> None:
@@ -93,6 +107,15 @@ class TestRequests:
     def test_a_policy_that_is_none_turns_the_chain_off_at_the_worker(self) -> None:
         params = SimpleNamespace(extra_args={"chain": '{"policy": {"name": "nkl", "delta": 7}}'})
         assert options_of(params) == ChainOptions(enabled=False)  # type: ignore[arg-type]
+
+
+def sentences(folder: Path) -> None:
+    """A folder that says it is a sentence model, where the configuration looks by default."""
+    made = folder / "models/sentences"
+    made.mkdir(parents=True)
+    (made / "model.onnx").write_bytes(b"a graph")
+    sizes = {"layers": 6, "kv_heads": 12, "head_dim": 32, "vocab_size": 8, "max_context": 512, "rope_theta": 1e4}
+    Manifest("sentences", "k", "w", "t", "BertModel", created_by={}, **sizes).write(made)  # type: ignore[arg-type]
 
 
 class TestConfig:
@@ -126,6 +149,38 @@ class TestConfig:
     def test_mistakes_are_named(self, models: Path, presets: Any, message: str) -> None:
         with pytest.raises(ConfigError) as error:
             load_args(args(chain__presets=presets), models)
+        assert error.value.problems[0].startswith(message)
+
+    def test_a_preset_may_be_semantic_where_there_is_a_sentence_model(self, models: Path) -> None:
+        sentences(models)
+        given = {"mail": {"name": "semantic", "similarity": 0.9}}
+        chain = load_args(args(chain__presets=given, chain__semantic={}), models).chain
+        assert chain.presets["mail"] == given["mail"]
+
+    def test_the_sentence_model_reaches_the_engine_and_the_router(self, models: Path) -> None:
+        off = load_args(args(), models)
+        assert off.chain.semantic is None
+        assert chain_settings(off).semantic_model == ""
+        sentences(models)
+        on = load_args(args(chain__semantic={"budget_ms": 7}), models)
+        settings = chain_settings(on)
+        assert settings.semantic_model == str(models / "models/sentences")
+        assert settings.semantic_budget_ms == 7
+        assert ChainSettings.of(settings.as_config()) == settings
+
+    @pytest.mark.parametrize(
+        ("semantic", "message"),
+        [
+            ({"model": "gone"}, "args.chain.semantic.model: no sentence model in "),
+            ({"model": "d"}, "args.chain.semantic.model: no sentence model in "),
+            ({"budget": 5}, "args.chain.semantic.budget: unknown key; did you mean 'budget_ms'?"),
+            ({"budget_ms": -1}, "args.chain.semantic.budget_ms: "),
+        ],
+    )
+    def test_mistakes_of_the_section_are_named(self, models: Path, semantic: Any, message: str) -> None:
+        (models / "d").mkdir()
+        with pytest.raises(ConfigError) as error:
+            load_args(args(chain__semantic=semantic), models)
         assert error.value.problems[0].startswith(message)
 
     def test_nothing_shipped_is_changed(self) -> None:

@@ -98,11 +98,15 @@ def policy_of(given: Mapping[str, Any]) -> Policy:
     return Policy(name=name, **values)
 
 
-def require_offered(policy: Policy) -> None:
-    """Refuse what is defined but cannot be served yet."""
-    if policy.rule == "semantic":
+def require_offered(policy: Policy, *, semantic: bool) -> None:
+    """PolicyError for what this application cannot do; ``semantic``: whether it has a sentence model."""
+    if policy.rule == "semantic" and not semantic:
         others = ", ".join(name for name in NAMES if name != "semantic")
-        raise PolicyError("name", f"semantic needs a sentence model, and no application has one yet; offered: {others}")
+        raise PolicyError(
+            "name",
+            "semantic needs a sentence model, and this application has none (its operator sets args.chain.semantic); "
+            f"offered: {others}",
+        )
 
 
 def _check_names(name: Any, base: Any) -> None:
