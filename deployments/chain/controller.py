@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from deployments.chain.acceptance.family import LOSSLESS
 from deployments.chain.acceptance_rates import AcceptanceRates, Trust, learn, path
 from deployments.chain.speedup import Average, Regime
 from deployments.chain.step_times import StepTimes
@@ -46,7 +47,7 @@ _LEAST_TRUST = 0.25  # below it a sequence asks no model; trust recovers slowly,
 
 @dataclass(slots=True)
 class SourceRecord:
-    """What one tenant's requests taught about one source; outlives them."""
+    """What one tenant's requests with policies of one family taught about one source; outlives them."""
 
     rates: AcceptanceRates = field(default_factory=AcceptanceRates)
     gain: float = _START_GAIN  # accepted tokens of a round it was asked in
@@ -127,7 +128,7 @@ class Controller:
         self.counts: Counter[str] = Counter()
         self._lends = lends
         self._regimes: dict[int, Regime] = {}
-        self._records: dict[tuple[str, str], SourceRecord] = {}
+        self._records: dict[tuple[str, str, str], SourceRecord] = {}
         self._tokens_per_s = Average()
         self._base_steps = 0
         self._read_s = 0.003  # seconds in which a draft reads one token
@@ -135,10 +136,15 @@ class Controller:
 
     # --- memory ---------------------------------------------------------------------------------------------------
 
-    def view(self, tenant: str, source: str) -> View:
-        """A new sequence's view; starts from what the tenant's earlier ones taught."""
-        record = self._records.pop((tenant, source), None) or SourceRecord()
-        self._records[tenant, source] = record  # latest last
+    def view(self, tenant: str, source: str, family: str = LOSSLESS) -> View:
+        """A new sequence's view; starts from what the tenant's earlier ones taught whose policy let as much pass.
+
+        ``family``: of its policy (:mod:`deployments.chain.acceptance.family`). What a lossy request accepts would promise a
+        lossless one drafts it then pays for in vain.
+        """
+        key = tenant, source, family
+        record = self._records.pop(key, None) or SourceRecord()
+        self._records[key] = record  # latest last
         while len(self._records) > 4096:
             del self._records[next(iter(self._records))]
         return View(record)

@@ -92,7 +92,7 @@ class AskingModels:
         record = draft_of(name)
         view = sequence.views.get(record)
         if view is None:
-            view = sequence.views[record] = self.controller.view(sequence.tenant, record)
+            view = sequence.views[record] = self.controller.view(sequence.tenant, record, sequence.family)
         return Wish(offer, view, sequence.pace)
 
     def _commit(self, item: Running, sequence: Sequence, commits: Commits, want: int, verifying: list[int]) -> bool:

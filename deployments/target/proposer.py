@@ -10,6 +10,7 @@ from vllm.config import VllmConfig
 from vllm.distributed.parallel_state import get_tp_group
 
 from deployments.chain.acceptance.candidates import Lossy, Proposal
+from deployments.chain.acceptance.family import family
 from deployments.chain.controller import Controller, Unconditional
 from deployments.chain.faults import FaultPolicy
 from deployments.chain.protocol import MAX_DRAFT_TOKENS, Sampling
@@ -81,11 +82,19 @@ class ChainProposer:
     def _lossy(self, request: str, options: ChainOptions, seed: int, position: int) -> Lossy | None:
         state = self.runner.requests[request]
         proposal = self._proposals.get(request)
-        if options.policy is None or not options.policy.lossy or proposal is None or proposal.base != position:
+        if options.policy is None or not options.policy.lossy:
+            return None
+        by_meaning = options.policy.rule == "semantic"
+        if not by_meaning and (proposal is None or proposal.base != position):
             return None
         banned = {token for token, bias in options.bias().items() if bias <= BAN}
         stops = frozenset(state.sampling_params.all_stop_token_ids | banned)
-        return Lossy(options.policy, seed, position - state.num_prompt_tokens, stops, proposal)
+        generated = position - state.num_prompt_tokens
+        if by_meaning:
+            batch = self.runner.input_batch
+            committed = batch.token_ids_cpu[batch.req_id_to_index[request], :position]
+            return Lossy(options.policy, seed, generated, stops, committed=committed)
+        return Lossy(options.policy, seed, generated, stops, proposal)
 
     def options(self, request: str) -> tuple[ChainOptions, int]:
         known = self._options.get(request)
@@ -207,7 +216,8 @@ class ChainProposer:
 
     def _begin(self, request: str, options: ChainOptions, prompt: list[int]) -> None:
         sources, given = (options.sources, options.given) if options.enabled else ((), ())
-        self.rounds.begin(request, options.id, prompt, options.trace, options.tenant, sources, given)
+        kind = family(options.policy)
+        self.rounds.begin(request, options.id, prompt, options.trace, options.tenant, sources, given, kind)
 
     def finish(self, requests: set[str]) -> None:
         """vLLM freed these requests (finished or aborted)."""
@@ -218,7 +228,7 @@ class ChainProposer:
 
 
 def _sampling(params: "SamplingParams | None", seed: int, options: ChainOptions) -> Sampling:
-    probs = options.policy is not None
+    probs = options.policy is not None and options.policy.rule != "semantic"
     if params is None:
         return Sampling(0.0, seed, probs=probs)
     return Sampling(params.temperature, seed, max(params.top_k, 0), params.top_p, probs)

@@ -11,6 +11,7 @@ from collections.abc import Sequence as Many
 from typing import Any
 
 from deployments.chain.acceptance.candidates import Proposal
+from deployments.chain.acceptance.family import LOSSLESS
 from deployments.chain.controller import ALONE, SHARED, Controller, StepDone
 from deployments.chain.faults import FaultPolicy
 from deployments.chain.protocol import MAX_SESSIONS_PER_STEP, DraftChannel, Sampling
@@ -97,13 +98,15 @@ class DraftRounds:
         tenant: str = "",
         sources: Iterable[str] | None = None,
         given: Many[Many[int]] = (),
+        family: str = LOSSLESS,
     ) -> None:
         """A request reached the target; must precede its first :meth:`round`.
 
         ``sources`` are those that may draft for it, None: all there are. Drafts that it brought, ``given``, count anyway.
+        ``family`` is that of its policy: what it accepts is remembered for those like it.
         """
         allowed = None if sources is None else frozenset(sources)
-        sequence = Sequence(Trace(keep_rounds, len(prompt)), chain_id, tenant, allowed)
+        sequence = Sequence(Trace(keep_rounds, len(prompt)), chain_id, tenant, allowed, family)
         self._sequences[request] = sequence
         if given and self._given.give(request, given):
             sequence.local.append(self._given)
@@ -290,7 +293,7 @@ class DraftRounds:
                 continue
             view = sequence.views.get(source.name)
             if view is None:
-                view = sequence.views[source.name] = self.controller.view(sequence.tenant, source.name)
+                view = sequence.views[source.name] = self.controller.view(sequence.tenant, source.name, sequence.family)
             offer = self.controller.offer(view, proposal.confidence, tokens)
             if offer.length and (best is None or offer.expected > best.offer.expected):
                 best = Candidate(

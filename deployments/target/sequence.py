@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from deployments.chain.acceptance.family import LOSSLESS
 from deployments.chain.controller import LocalPace, Offer, View
 from deployments.chain.protocol import MAX_DRAFT_TOKENS, Sampling
 from deployments.chain.trace import Trace
@@ -82,6 +83,7 @@ class Sequence:
     chain_id: str
     tenant: str
     sources: frozenset[str] | None  # what the request allows; None: everything
+    family: str = LOSSLESS  # of its policy
     local: list[Source] = field(default_factory=list)  # who drafts for it without a wait
     views: dict[str, View] = field(default_factory=dict)
     pace: LocalPace = field(default_factory=LocalPace)
