@@ -270,9 +270,18 @@ def test_names_and_parameters() -> None:
         ({"name": "order", "schema": {"enum": ["x" * MAX_SPEC_BYTES]}}, "larger than"),
         ({}, "a validator needs a name"),
     ]:
-        with pytest.raises(ParameterError) as error:
-            registry.resolve(spec)
-        assert says in str(error.value)
+        for check in (registry.resolve, registry.check, Registry(configured, check_only=True).check):
+            with pytest.raises(ParameterError) as error:
+                check(spec)
+            assert says in str(error.value)
+
+
+def test_requests_are_checked_where_the_operators_files_are_not() -> None:
+    registry = Registry({"parts": {"kind": "entities", "file": "/nowhere.csv"}}, check_only=True)
+    registry.check({"name": "parts"})
+    registry.check({"name": "json_schema", "schema": {}})
+    with pytest.raises(ParameterError, match="not a JSON schema"):
+        registry.check({"name": "json_schema", "schema": {"type": 1}})
 
 
 @pytest.mark.parametrize(

@@ -29,21 +29,24 @@ Spec = Mapping[str, Any]  # {"name": "json_schema", "schema": {…}}
 class Registry:
     """Kinds and configured validators by name. Thread-safe: nothing changes after construction but a cache."""
 
-    def __init__(self, configured: Mapping[str, Mapping[str, Any]] | None = None) -> None:
-        """``configured``: name to ``{"kind": …, parameter: value, …}``.
+    def __init__(self, configured: Mapping[str, Mapping[str, Any]] | None = None, *, check_only: bool = False) -> None:
+        """``configured``: name to ``{"kind": …, parameter: value, …}``. ``check_only``: where requests are checked but validators do not
+        run, and the operator's files need not be; see :meth:`check`.
 
         Raises:
             ParameterError: naming the validator and what is wrong with it.
         """
         self._configured = {name: dict(spec) for name, spec in (configured or {}).items()}
         self._built: dict[bytes, Validator] = {}
+        self._check_only = check_only
         for name, spec in self._configured.items():
             if name in KINDS:
                 raise ParameterError(f"{name}: is the name of a kind; call the validator otherwise")
             kind = spec.get("kind")
             if kind not in KINDS:
                 raise ParameterError(f"{name}.kind: no kind {kind!r}; known: {', '.join(KINDS)}")
-            self._fixed(name, KINDS[str(kind)], {key: value for key, value in spec.items() if key != "kind"})
+            if not check_only:
+                self._fixed(name, KINDS[str(kind)], {key: value for key, value in spec.items() if key != "kind"})
 
     @property
     def configured(self) -> dict[str, dict[str, Any]]:
@@ -64,25 +67,47 @@ class Registry:
         kind = KINDS[spec.get("kind", name)]
         return [key for key in kind.__struct_fields__ if key not in kind.operator_only and key not in spec]
 
+    def check(self, spec: Spec) -> None:
+        """Whether a request may ask for this, as far as can be told without the operator's files.
+
+        Raises:
+            ParameterError: as :meth:`resolve`.
+        """
+        name, allowed = self._name(spec)
+        configured = self._configured.get(name, {})
+        if self._check_only and KINDS[configured.get("kind", name)].operator_only & set(configured):
+            self._allowed(name, spec, allowed)
+        else:
+            self.resolve(spec)
+
+    def _name(self, spec: Spec) -> tuple[str, list[str]]:
+        """Its name, and the parameters that a request may give."""
+        name = spec.get("name") if isinstance(spec, Mapping) else None
+        if not isinstance(name, str):
+            raise ParameterError(f"a validator needs a name; known: {', '.join(self.names())}")
+        if name not in self._configured and (name not in KINDS or name == Custom.name):
+            raise ParameterError(f"no validator {name!r}; known: {', '.join(self.names())}")
+        return name, self.parameters(name)
+
+    @staticmethod
+    def _allowed(name: str, spec: Spec, allowed: list[str]) -> dict[str, Any]:
+        given = {parameter: value for parameter, value in spec.items() if parameter != "name"}
+        for parameter in given:
+            if parameter not in allowed:
+                raise ParameterError(f"{name}.{parameter}: not a parameter here; known: {', '.join(allowed) or 'none'}")
+        return given
+
     def resolve(self, spec: Spec) -> Validator:
         """The validator that a request asks for.
 
         Raises:
             ParameterError: unknown name or parameter, a value of the wrong type; names it and what there is.
         """
-        name = spec.get("name") if isinstance(spec, Mapping) else None
-        if not isinstance(name, str):
-            raise ParameterError(f"a validator needs a name; known: {', '.join(self.names())}")
-        if name not in self._configured and (name not in KINDS or name == Custom.name):
-            raise ParameterError(f"no validator {name!r}; known: {', '.join(self.names())}")
+        name, allowed = self._name(spec)
         key = self._key(name, spec)
         if (found := self._built.get(key)) is not None:
             return found
-        allowed = self.parameters(name)
-        given = {parameter: value for parameter, value in spec.items() if parameter != "name"}
-        for parameter in given:
-            if parameter not in allowed:
-                raise ParameterError(f"{name}.{parameter}: not a parameter here; known: {', '.join(allowed) or 'none'}")
+        given = self._allowed(name, spec, allowed)
         fixed = {key: value for key, value in self._configured.get(name, {}).items() if key != "kind"}
         kind = KINDS[self._configured.get(name, {}).get("kind", name)]
         validator = _built(name, kind, {**fixed, **given})
