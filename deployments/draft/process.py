@@ -44,7 +44,7 @@ class Printer:
 
     def __call__(self, value: Any) -> None:
         """Print a value as one line of JSON. Callable from any thread."""
-        self._lines.put(msgspec.json.encode(value) + b"\n")
+        self._lines.put(msgspec.json.encode(value, enc_hook=float) + b"\n")
 
     def close(self) -> None:
         """Print what waits, then stop."""
