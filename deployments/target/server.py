@@ -15,6 +15,7 @@ from vllm.entrypoints.generate.base.protocol import StreamOptions
 from deployments.api.trace import with_trace
 from deployments.chain.faults import FaultPolicy
 from deployments.target import stop_strings
+from deployments.target.answer_checks import AnswerChecks
 from deployments.target.discovery import Ask, DraftDiscovery
 from deployments.target.metrics import ChainMetrics, export
 from deployments.target.options import ChainOptions
@@ -35,6 +36,7 @@ class TargetServer(LLMServer):
         self._discovery: DraftDiscovery | None = None
         self._background: list[asyncio.Task[None]] = []
         self._decode: Callable[[list[int]], str] | None = None
+        self._checks: AnswerChecks | None = None
         await super().__init__(llm_config)
 
     async def start(self) -> None:
@@ -43,6 +45,7 @@ class TargetServer(LLMServer):
         stop_strings.install(self.engine._engine_client.output_processor)
         tokenizer = self.engine._engine_client.get_tokenizer()
         self._decode = tokenizer.decode
+        self._checks = AnswerChecks(self.engine._engine_client, self.take_trace)
         asks = {name: self._ask(handle) for name, handle in self._drafts.items()}
         self._discovery = DraftDiscovery(asks, self.engine.collective_rpc, self._faults)
         metrics = export(self.engine.collective_rpc, ChainMetrics.of_replica, self._faults)
@@ -97,6 +100,29 @@ class TargetServer(LLMServer):
             return None
         trace: dict[str, Any] | None = results[0] if results else None
         return trace
+
+    async def verify(
+        self,
+        prompt: list[int],
+        drafts: list[list[int]],
+        policy: dict[str, Any] | None,
+        sampling: dict[str, Any],
+        deadline_s: float,
+        tenant: str = "",
+    ) -> list[dict[str, Any]]:
+        """How much of each draft the target would say; see :meth:`AnswerChecks.verify`."""
+        assert self._checks is not None
+        return await self._checks.verify(prompt, drafts, policy, sampling, deadline_s, tenant)
+
+    async def score(
+        self, prompt: list[int], drafts: list[list[int]], top_k: int, deadline_s: float, tenant: str = ""
+    ) -> list[dict[str, Any]]:
+        """How likely the target finds each draft; see :meth:`AnswerChecks.score`.
+
+        The base class has a method of this name for cross-encoders, which the router does not serve.
+        """
+        assert self._checks is not None
+        return await self._checks.score(prompt, drafts, top_k, deadline_s, tenant)
 
     async def draft_stats(self) -> dict[str, Any]:
         """Counters of the chain in this replica, and the draft replicas it is connected to."""

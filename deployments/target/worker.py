@@ -14,8 +14,10 @@ from deployments.channel.endpoint import Endpoint, KeyPair
 from deployments.target.acceptance import AcceptanceSampler
 from deployments.target.kv_link import KvLink
 from deployments.target.lent_cores import LentCores
+from deployments.target.meaning import load_meaning
 from deployments.target.proposer import ChainProposer
 from deployments.target.sampler import KeyedSampler
+from deployments.target.token_ranks import install as install_token_ranks
 
 try:
     from vllm.v1.worker.cpu_worker import CPUWorker as VllmCpuWorker
@@ -35,9 +37,12 @@ class ChainWorker:
                 "this worker needs speculative_config={'method': 'custom_class', "
                 f"'model': '{ChainProposer.__module__}.{ChainProposer.__qualname__}', 'num_speculative_tokens': T}}"
             )
+        install_token_ranks()
         proposer.attach(runner)
         runner.sampler = KeyedSampler(runner.sampler, proposer.request_sampling)
-        runner.rejection_sampler = AcceptanceSampler(runner.sampler)
+        counters = proposer.rounds.stats_of_rounds.counters
+        meaning = load_meaning(proposer.settings, runner.model_config.tokenizer, counters)
+        runner.rejection_sampler = AcceptanceSampler(runner.sampler, meaning)
         # vLLM would stop drafting for the whole batch once one sequence nears the context's end; the proposer looks at each.
         runner.effective_drafter_max_model_len = 1 << 30
         self._proposer = proposer
