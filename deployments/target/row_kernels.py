@@ -20,7 +20,8 @@ _LOG2E = _F(1.0 / math.log(2.0))
 _MANTISSA, _BIAS = _I(23), _F(127.0)
 # 2**f on [0, 1): interpolation at Chebyshev nodes, relative error below 4e-6
 _C0, _C1, _C2, _C3, _C4 = (_F(c) for c in (1.00000352, 0.69298845, 0.24163789, 0.05168599, 0.01367763))
-_ROOM = _F(80.0)  # e**80 times a vocabulary is still a float32
+_ROOM = 80.0  # e**80 times a vocabulary is still a float32
+_MOST = np.float32(127.0 + _ROOM / math.log(2.0)).view(np.int32)
 
 _BLOCK = 256  # tokens whose upper bounds are compared at a time
 _FIXED = 16  # fractional bits of the bounds
@@ -55,20 +56,16 @@ def _from_bits(bits):  # type: ignore[no-untyped-def]
 def _sum(logits, rows, reference, highest, log_sum):  # type: ignore[no-untyped-def]
     for n in range(_U(rows.shape[0])):
         row = _U(rows[n])
-        limit = reference[n] + _ROOM
-        mass, most, odd = _F(0.0), _I(0), _I(0)
+        mass, most = _F(0.0), _I(0)
         for i in range(_U(logits.shape[1])):
-            logit = logits[row, _U(i)]
-            odd = _I(odd | _I(not (logit <= limit)))  # NaN, too
-            y = (logit - reference[n]) * _LOG2E + _BIAS
-            y = y if y > _F(0.0) else _F(0.0)
-            y = y if y < _F(250.0) else _F(250.0)
-            most = _I(max(most, _bits(y)))  # a float above 0 is ordered as its bits are
+            y = (logits[row, _U(i)] - reference[n]) * _LOG2E + _BIAS
+            y = _F(0.0) if y < _F(0.0) else y  # NaN stays
+            most = _I(max(most, _bits(y)))  # floats from 0 on, infinity and NaN are ordered as their bits are
             whole = _I(y)
             f = y - _F(whole)
             power = (((_C4 * f + _C3) * f + _C2) * f + _C1) * f + _C0
             mass += power * _from_bits(_I(whole << _MANTISSA))
-        if odd:
+        if most > _MOST or not (mass > _F(0.0)):
             highest[n], log_sum[n] = np.nan, np.nan
         else:
             start = np.float64(reference[n])
