@@ -171,6 +171,7 @@ def build_router(
         "semantic": config.chain.semantic is not None,
         "answer": config.answer.model_dump(mode="json"),
         "evidence": evidence_sources(config),
+        "validators": config.evidence.validators.configured if config.evidence is not None else {},
         "learns": config.evidence is not None and (config.evidence.history or config.evidence.templates),
         "faults": asdict(config.fault_policy),
         "target_model": str(config.target.model),

@@ -11,6 +11,8 @@ from deployments.chain.answer.consensus import Thresholds
 from deployments.chain.answer.resolution import Resolve
 from deployments.config.answer import Answer
 from deployments.config.errors import nearest
+from deployments.evidence.validators.base import ParameterError
+from deployments.evidence.validators.registry import Registry
 
 MODEL = "model"
 
@@ -58,9 +60,16 @@ class AnswerPlan:
 
 
 def answer_plan(
-    request: ChainChatRequest | ChainCompletionRequest, defaults: Answer, sources: Sources, *, trace: bool
+    request: ChainChatRequest | ChainCompletionRequest,
+    defaults: Answer,
+    sources: Sources,
+    *,
+    trace: bool,
+    validators: Registry | None = None,
 ) -> AnswerPlan | None:
     """The plan of a request in answer mode, None in token mode. ``trace``: whether the application allows traces.
+
+    ``validators``: those there are; None: nobody runs any.
 
     Raises:
         RequestError: 400 naming the parameter.
@@ -84,7 +93,7 @@ def answer_plan(
         resolve=resolve,
         sources=sources.named(field.sources, "chain.sources"),
         escalate=None if field.escalate is None else sources.named(field.escalate, "chain.escalate"),
-        validators=_validators(field.validators or (), sources),
+        validators=_validators(field.validators or (), validators),
         scaffold=field.scaffold,
         trace=bool(field.trace) and trace,
         events=field.trace == "events",
@@ -121,13 +130,22 @@ def _thresholds(field: ChainField, defaults: Answer) -> Thresholds:
         raise RequestError(f"chain.thresholds: {error}.", "chain.thresholds") from None
 
 
-def _validators(asked: Sequence[str | Mapping[str, Any]], sources: Sources) -> tuple[dict[str, Any], ...]:
-    """Their names and parameters; whether there are such is known where they run, and said in their tags."""
+def _validators(asked: Sequence[str | Mapping[str, Any]], known: Registry | None) -> tuple[dict[str, Any], ...]:
+    """Their names and parameters."""
+    if asked and known is None:
+        raise RequestError(
+            "chain.validators: none here; they run where args.evidence is configured.", "chain.validators"
+        )
     found = []
     for index, validator in enumerate(asked):
         spec = {"name": validator} if isinstance(validator, str) else dict(validator)
         if not isinstance(spec.get("name"), str):
             where = f"chain.validators.{index}"
             raise RequestError(f"{where}: a name, or an object with name and parameters{nearest('name', spec)}", where)
+        try:
+            assert known is not None
+            known.check(spec)
+        except ParameterError as error:
+            raise RequestError(f"chain.validators.{index}: {error}.", f"chain.validators.{index}") from None
         found.append(spec)
     return tuple(found)

@@ -21,6 +21,7 @@ from deployments.api.requests import ChainChatRequest, ChainCompletionRequest
 from deployments.chain.faults import FaultPolicy
 from deployments.config.answer import Answer
 from deployments.config.presets import policies
+from deployments.evidence.validators.registry import Registry
 from deployments.router.answer_chain import AnswerChain
 from deployments.router.answer_metrics import AnswerMetrics
 from deployments.router.answering import Answering, with_given
@@ -57,6 +58,7 @@ class RouterSettings(BaseModel):
     semantic: bool = False  # whether the target has a sentence model
     answer: Answer = Answer()
     evidence: list[str] = []  # sources of the evidence deployment
+    validators: dict[str, dict[str, Any]] = {}  # the configured ones
     learns: bool = False  # whether it remembers answers
     faults: dict[str, Any] = {}
     target_model: Path  # its tokenizer and chat template
@@ -85,6 +87,7 @@ class Router(OpenAiIngress):
         self._drafts, self._evidence = dict(drafts or {}), evidence
         for handle in (*llm_deployments.values(), *self._drafts.values(), *([evidence] if evidence else [])):
             replica_count(handle)  # starts listening
+        self._validators = Registry(self._settings.validators, check_only=True) if evidence else None
         self._sources = Sources(models=tuple(self._drafts), evidence=tuple(self._settings.evidence))
         self._answers = {name: self._answer_chain(handle) for name, handle in llm_deployments.items()}
 
@@ -114,7 +117,13 @@ class Router(OpenAiIngress):
 
     async def chat(self, body: ChainChatRequest, request: Request) -> Response:
         """OpenAI chat completion; ``chain`` says what to ask of the drafts."""
-        plan = answer_plan(body, self._settings.answer, self._sources, trace=self._settings.trace_allowed)
+        plan = answer_plan(
+            body,
+            self._settings.answer,
+            self._sources,
+            trace=self._settings.trace_allowed,
+            validators=self._validators,
+        )
         by_evidence = [name for name in self._settings.evidence if plan is None and name in _sources_of(body)]
         model, tenant = await self._prepare(body, request)
         if plan is not None:

@@ -17,18 +17,20 @@ from deployments.api.requests import ChainChatRequest, ChainCompletionRequest
 from deployments.api.scaffold import CLOSE, Scaffold
 from deployments.api.trace import segments
 from deployments.config.answer import Answer
+from deployments.evidence.validators.registry import Registry
 from deployments.router.answer_chain import Decision
 from deployments.router.answering import Answering, final_request, with_given
 from tests.unit.answer_fakes import FakeCalls, FakeMetrics, WordPrompts, chain, plan
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "what is it"}]}
 THERE = Sources(models=("int8", "int4"), evidence=("rules", "retrieval"))
+VALIDATORS = Registry()
 YES, NO = "it is so indeed", "never at all by anybody"
 
 
 def planned(chain: dict[str, Any], **body: Any) -> AnswerPlan | None:
     request = ChainChatRequest.model_validate({**CHAT, **body, "chain": chain})
-    return answer_plan(request, Answer(), THERE, trace=True)
+    return answer_plan(request, Answer(), THERE, trace=True, validators=VALIDATORS)
 
 
 class TestPlan:
@@ -49,7 +51,7 @@ class TestPlan:
                 "resolve": "write",
                 "sources": ["model:int4", "rules"],
                 "escalate": ["model:int8"],
-                "validators": ["json_syntax", {"name": "ranges", "low": 1}],
+                "validators": ["json_syntax", {"name": "ranges", "numbers": [{"min": 1}]}],
                 "scaffold": True,
                 "trace": "events",
             }
@@ -57,7 +59,7 @@ class TestPlan:
         assert got is not None
         assert got.sources == Sources(models=("int4",), evidence=("rules",))
         assert got.escalate == Sources(models=("int8",))
-        assert got.validators == ({"name": "json_syntax"}, {"name": "ranges", "low": 1})
+        assert got.validators == ({"name": "json_syntax"}, {"name": "ranges", "numbers": [{"min": 1}]})
         assert (got.k, got.length, got.thresholds.agree, got.resolve) == (2, 9, 0.05, "write")
         assert (got.scaffold, got.trace, got.events) == (True, True, True)
 
@@ -71,6 +73,9 @@ class TestPlan:
             ({"mode": "answer", "enabled": False}, {}, "chain.mode"),
             ({"mode": "answer", "thresholds": {"agree": 0.5}}, {}, "chain.thresholds"),
             ({"mode": "answer", "validators": [{"nam": "x"}]}, {}, "chain.validators.0"),
+            ({"mode": "answer", "validators": ["json_syntax", "spelling"]}, {}, "chain.validators.1"),
+            ({"mode": "answer", "validators": [{"name": "ranges", "low": 1}]}, {}, "chain.validators.0"),
+            ({"mode": "answer", "validators": [{"name": "custom", "function": "os:system"}]}, {}, "chain.validators.0"),
             ({"mode": "answer"}, {"n": 2}, "n"),
             ({"mode": "answer"}, {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
             ({"mode": "answer"}, {"add_generation_prompt": False}, "add_generation_prompt"),
@@ -91,6 +96,11 @@ class TestPlan:
     def test_completions_have_no_answer_mode(self) -> None:
         request = ChainCompletionRequest.model_validate({"model": "m", "prompt": "x", "chain": {"mode": "answer"}})
         with pytest.raises(RequestError, match="chat/completions"):
+            answer_plan(request, Answer(), THERE, trace=True, validators=VALIDATORS)
+
+    def test_validators_need_somewhere_to_run(self) -> None:
+        request = ChainChatRequest.model_validate({**CHAT, "chain": {"mode": "answer", "validators": ["json_syntax"]}})
+        with pytest.raises(RequestError, match=r"chain\.validators: none here"):
             answer_plan(request, Answer(), THERE, trace=True)
 
     def test_the_engine_hears_of_its_own_sources_only(self) -> None:
