@@ -4,21 +4,14 @@ import logging
 import math
 import threading
 
-from deployments.chain.acceptance.guard import objection
 from deployments.chain.answer.candidate import Candidate, Question
 from deployments.chain.faults import FaultPolicy
 from deployments.evidence.documents import Documents, Encoder, Floats
 from deployments.evidence.history import History
+from deployments.evidence.same_question import same_question
 from deployments.evidence.source import MAX_ANSWER_CHARS, standalone
 
 logger = logging.getLogger(__name__)
-
-# How sentences begin that are otherwise the same; a capital there is no name.
-_BEGINNING_WORDS = """
-what what's how when where which who whose why is are was were do does did can could will would should may must has have please
-tell explain describe give show name list in on at for to if the a an
-"""
-_BEGINNINGS = frozenset(_BEGINNING_WORDS.split())
 
 
 class RetrievalSource:
@@ -108,13 +101,3 @@ class RetrievalSource:
         for held in (self._documents, self._history):
             if held is not None:
                 held.close()
-
-
-def same_question(one: str, other: str) -> bool:
-    """Whether nothing in the words says that the questions differ, however similar: no number, name, negation, opposite."""
-    return not objection(_without_capital(one.strip()), _without_capital(other.strip()))
-
-
-def _without_capital(text: str) -> str:
-    first = text.split(maxsplit=1)[0].lower().strip(",:") if text else ""
-    return text[:1].lower() + text[1:] if first.replace("’", "'") in _BEGINNINGS else text

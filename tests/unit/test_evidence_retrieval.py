@@ -13,7 +13,8 @@ from deployments.chain.faults import FaultPolicy
 from deployments.evidence.documents import Documents
 from deployments.evidence.history import History, Limits
 from deployments.evidence.index import Index
-from deployments.evidence.retrieval import RetrievalSource, same_question
+from deployments.evidence.retrieval import RetrievalSource
+from deployments.evidence.same_question import same_question
 from tests.unit.evidence_fakes import WORDS, BagOfWords, ask
 
 FAULTS = FaultPolicy(evidence_refresh_s=0.05, drain_timeout_s=5.0)
@@ -107,10 +108,10 @@ def test_no_series_of_questions_shows_a_tenant_what_another_was_told(
     index = Index(tmp_path_factory.mktemp("history"), WORDS, "words")
     source = RetrievalSource(model, FAULTS, history=History(index), answer_similarity=0.0)
     for tenant, number in learned:
-        source.learn(ask(f"which word is it {'x' * number}", tenant), f"{tenant} was told {number}")
+        source.learn(ask(f"which word is w{number}", tenant), f"{tenant} was told {number}")
     tenant, number = asked
-    said = text(source.draft(ask(f"which word is it {'x' * number}", tenant)))
-    assert (said is not None) == bool(tenant and any(tenant == learner for learner, _ in learned))
+    said = text(source.draft(ask(f"which word is w{number}", tenant)))
+    assert (said is not None) == bool(tenant and asked in learned)
     assert said is None or said.split()[0] == tenant
     source.close()
 
@@ -141,6 +142,11 @@ def test_a_question_that_leans_on_the_conversation_is_neither_learned_nor_answer
         ("Is it allowed?", "Is it not allowed?", False),
         ("Where does Maria live?", "Where does Peter live?", False),
         ("Berlin is in which country?", "Madrid is in which country?", False),
+        ("Maria lives where?", "Where does Peter live?", False),
+        ("Is there milk in the soup?", "Is there ginger in the soup?", False),
+        ("Is there milk in the soup?", "Does the soup have milk in it?", True),
+        ("Tell me: which town is Rome near?", "Which town is Rome near?", True),
+        ("I want a refund. When is it paid?", "When is a refund paid?", True),
         ("", "", True),
     ],
 )
