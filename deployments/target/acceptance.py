@@ -13,6 +13,7 @@ from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 from deployments.chain.acceptance.lossless import NO_DRAFT, PAD
+from deployments.target.meaning import Meaning
 from deployments.target.policy_rules import Relaxation
 from deployments.target.sampler import KeyedSampler, RequestSampling, Rows
 
@@ -31,9 +32,11 @@ def verify(drafts: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
 class AcceptanceSampler(nn.Module):
     """Draws the target's own token at every verified position, then keeps the agreeing prefix and one token more."""
 
-    def __init__(self, sampler: KeyedSampler) -> None:
+    def __init__(self, sampler: KeyedSampler, meaning: Meaning | None = None) -> None:
+        """``meaning`` judges requests with the policy ``semantic``; without it nothing of theirs passes."""
         super().__init__()
         self.sampler = sampler
+        self.meaning = meaning
         self._relaxed: npt.NDArray[np.bool_] | None = None  # [B, T] of the last step
 
     def forward(
@@ -77,7 +80,7 @@ class AcceptanceSampler(nn.Module):
         if not any(request.lossy for request in requests):
             return None
         lossy = [request.lossy for request in requests]
-        return Relaxation(lossy, drafts.cpu().numpy(), grid.numpy())
+        return Relaxation(lossy, drafts.cpu().numpy(), grid.numpy(), self.meaning)
 
 
 def _grid(counts: list[int]) -> torch.Tensor:

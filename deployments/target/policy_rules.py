@@ -7,6 +7,7 @@ accepted prefix, and that a bound from a handful of logits does not already refu
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,7 @@ from deployments.chain.acceptance import nkl
 from deployments.chain.acceptance.block import keep_long
 from deployments.chain.acceptance.candidates import Candidates, Lossy, candidates, reachable, shortest_runs
 from deployments.target import row_kernels
+from deployments.target.meaning import Meaning
 
 ROUNDING = 1e-4  # a bound in other arithmetic may not refuse what the value itself lets pass
 
@@ -61,8 +63,10 @@ class Relaxation:
         requests: Sequence[Lossy | None],
         drafts: npt.NDArray[np.int64],  # [B, T] padded with NO_DRAFT
         grid: npt.NDArray[np.int64],  # [B, T + 1] logits row of each request and offset
+        meaning: Meaning | None = None,  # judges requests with the policy ``semantic``; None: nothing of theirs passes
     ) -> None:
         self._requests = requests
+        self._meaning = meaning
         self._drafts = drafts
         self._grid = grid
         self._matched: torch.Tensor | None = None  # as they were before truncation
@@ -77,9 +81,10 @@ class Relaxation:
         own = drawn.cpu().numpy()[self._grid]  # [B, T + 1]
         passing = np.zeros(self._drafts.shape, np.bool_)
         found = candidates(self._requests, self._drafts, own, logits.shape[1])
-        if found is None:
-            return drawn
-        passing[found.request, found.offset] = self._near(found, own, logits)
+        if found is not None:
+            passing[found.request, found.offset] = self._near(found, own, logits)
+        if self._meaning is not None:
+            passing |= self._meaning.passing(self._requests, self._drafts, own, partial(self._doubtful, logits, own))
         if not passing.any():
             return drawn
         passing = keep_long(self._drafts == own[:, :-1], passing, shortest_runs(self._requests)[:, None])
@@ -106,3 +111,22 @@ class Relaxation:
         summed[:, which] = sums(matched, rows[which], picked[which].max(axis=1))
         value, top = nkl.from_logits(terms, summed[0], summed[1], vocab_size)
         return which & (value < found.limit) & (top <= found.mask)
+
+    def _doubtful(
+        self,
+        logits: torch.Tensor,
+        own: npt.NDArray[np.int64],
+        request: npt.NDArray[np.int64],
+        offset: npt.NDArray[np.int64],
+    ) -> npt.NDArray[np.bool_]:
+        """Where ``[N]`` the draft's token is possible and the target not certain of its own: what all rules ask for."""
+        rows, tokens = self._grid[request, offset], self._drafts[request, offset]
+        matched = logits if self._matched is None else self._matched
+        result: npt.NDArray[np.bool_] = np.isfinite(pick(logits, rows, tokens[:, None])[:, 0])
+        if result.any():
+            reference = pick(matched, rows[result], own[request, offset][result][:, None])[:, 0]
+            highest, log_sum = sums(matched, rows[result], reference)
+            masks = np.asarray([found.policy.mask for b in request[result].tolist() if (found := self._requests[b])])
+            with np.errstate(invalid="ignore"):
+                result[result] = np.exp(highest - log_sum) <= masks  # false for NaN
+        return result

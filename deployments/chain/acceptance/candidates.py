@@ -4,7 +4,7 @@ Everything here is known without the target's logits. What is left to do with th
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +34,14 @@ class Lossy:
     seed: int
     generated: int  # tokens generated before the draft
     stops: frozenset[int]  # tokens that end the answer, and those the request bans
-    proposal: Proposal | None  # None: who drafted gave no probabilities
+    proposal: Proposal | None = None  # None: who drafted gave no probabilities
+    # ``semantic``: all tokens before the draft, prompt included
+    committed: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
+
+    @property
+    def by_meaning(self) -> bool:
+        """Judged by a sentence model rather than by probabilities."""
+        return self.policy.rule == "semantic"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +77,7 @@ def candidates(requests: Sequence[Lossy | None], drafts: Ints, drawn: Ints, voca
     found = [
         (b, t, token, request, request.proposal)
         for b, (request, drafted, own) in enumerate(zip(requests, drafts.tolist(), drawn.tolist(), strict=True))
-        if request is not None and request.proposal is not None
+        if request is not None and request.proposal is not None and not request.by_meaning
         for t, token in _mismatches(drafted, own, request.stops)
     ]
     if not found:
