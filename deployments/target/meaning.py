@@ -163,8 +163,9 @@ class Meaning:
         cosines = model.compare(pairs, until - self._clock()) if pairs else []
         for (number, least), cosine in zip(asked, cosines, strict=True):
             self._counters["semantic_late" if math.isnan(cosine) else "semantic_compared"] += 1
-            verdicts[number] = bool(cosine >= least)
-            self._counters["semantic_passed"] += verdicts[number]
+            if cosine >= least:  # false for NaN
+                verdicts[number] = True
+                self._counters["semantic_passed"] += 1
         return verdicts
 
     def _pair(
