@@ -8,7 +8,7 @@ import msgspec
 Verdict = Literal["valid", "invalid", "unknown"]
 Context = Mapping[str, Any]  # "question": str, "today": "YYYY-MM-DD", "finished": bool; all optional
 
-MAX_TEXT = 64 * 1024  # characters; a draft is far shorter, and some checks are not linear
+MAX_TEXT = 16 * 1024  # characters, the router's bound of a draft
 MAX_WHY = 240
 
 

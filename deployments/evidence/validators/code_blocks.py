@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Collection
 from dataclasses import dataclass
 
-FENCE = re.compile(r"[ \t]{0,3}(`{3,}|~{3,})[ \t]*([^\s`]*)[^`]*")
+FENCE = re.compile(r"[ \t]{0,3}(`{3,}|~{3,})[ \t]*([^\s`]*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ def blocks(text: str) -> list[Block]:
                 fence, lines = "", []
             else:
                 lines.append(line)
-        elif opening := FENCE.fullmatch(line):
+        elif (opening := FENCE.match(line)) and "`" not in line[opening.end() :]:
             fence, language = opening[1], opening[2].lower()
     if fence:
         found.append(Block(language, textwrap.dedent("\n".join(lines)) + "\n", closed=False))

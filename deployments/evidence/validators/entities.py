@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 import msgspec
 
 from deployments.evidence.validators.base import VALID, Context, Tag, invalid, unknown
-from deployments.evidence.validators.entity_table import WORD, Entity, EntityTable, load
-from deployments.evidence.validators.mentions import NEGATION, find_numbers, sentences
+from deployments.evidence.validators.entity_table import WORD, Entity, EntityTable, load, words
+from deployments.evidence.validators.mentions import NEGATION, blanked, find_numbers, sentences
 
 MAX_INLINE_ROWS = 200
 Spans = list[tuple[int, int, tuple[Entity, ...]]]  # first word, behind the last word, what it can be
@@ -113,22 +113,23 @@ def _wrong_kind(tokens: list[tuple[str, int]], spans: Spans, table: EntityTable)
 
 def _wrong_fact(sentence: str, tokens: list[tuple[str, int]], spans: Spans, table: EntityTable) -> str:
     """Only in sentences about one thing: with two, whose fact is meant is anybody's guess."""
-    text = " ".join(word.lower() for word, _ in tokens)
-    padded = f" {text} "
+    written = [word.lower() for word, _ in tokens]
+    said = {tuple(written[at : at + length]) for length in range(1, table.longest + 1) for at in range(len(written))}
     for column, domain in table.domains.items():
-        if f" {column} " not in padded:
-            continue
         holders = [found[0] for _, _, found in spans if len(found) == 1 and column in found[0].facts]
-        if len(holders) != 1:
+        if words(column) not in said or len(holders) != 1:
             continue
         right = holders[0].facts[column]
-        others = {value for value in domain if value != right.lower() and f" {' '.join(_plain(value))} " in padded}
-        if others and f" {' '.join(_plain(right))} " not in padded:
-            return f"{column} of {holders[0].name} is {right}, not {sorted(others)[0]}"
+        if words(right) in said:
+            continue
+        others = [domain[key] for key in said if key in domain]
+        if others:
+            return f"{column} of {holders[0].name} is {right}, not {min(others)}"
         if (number := _number(right)) is not None:
-            said = [mention for mention in find_numbers(sentence) if not _inside(mention.start, tokens, spans)]
-            if said and all(mention.value != number for mention in said):
-                return f"{column} of {holders[0].name} is {right}, not {said[0].text}"
+            names = ((tokens[first][1], tokens[end - 1][1] + len(tokens[end - 1][0])) for first, end, _ in spans)
+            numbers = list(find_numbers(blanked(sentence, names)))
+            if numbers and all(mention.value != number for mention in numbers):
+                return f"{column} of {holders[0].name} is {right}, not {numbers[0].text}"
     return ""
 
 
@@ -143,15 +144,6 @@ def _strangers(tokens: list[tuple[str, int]], spans: Spans) -> list[str]:
     ]
 
 
-def _plain(value: str) -> list[str]:
-    return [match.lower() for match in WORD.findall(value)]
-
-
 def _number(value: str) -> Any:
     found = list(find_numbers(value))
     return found[0].value if len(found) == 1 and found[0].text == value else None
-
-
-def _inside(start: int, tokens: list[tuple[str, int]], spans: Spans) -> bool:
-    """Whether a place in the sentence belongs to a name."""
-    return any(tokens[first][1] <= start < tokens[end - 1][1] + len(tokens[end - 1][0]) for first, end, _ in spans)

@@ -11,7 +11,7 @@ import yaml
 
 MAX_FILE_BYTES = 4 * 1024 * 1024
 MAX_ROWS = 20_000
-MAX_WORDS = 6  # of a name
+MAX_WORDS = 6  # of a name; longer values of columns are not looked for
 OWN = ("name", "kind", "aliases")
 WORD = re.compile(r"[^\W_]+(?:[-'’.][^\W_]+)*")
 
@@ -31,8 +31,8 @@ class EntityTable:
 
     by_name: Mapping[tuple[str, ...], tuple[Entity, ...]]
     kinds: frozenset[str]
-    domains: Mapping[str, frozenset[str]]  # column: every value that any row has there, in lower case
-    longest: int  # words of the longest name
+    domains: Mapping[str, Mapping[tuple[str, ...], str]]  # column: every value that any row has there, by its words
+    longest: int  # words of the longest name or value
 
     @classmethod
     def of(cls, rows: Iterable[Mapping[str, Any]], where: str) -> "EntityTable":
@@ -42,7 +42,7 @@ class EntityTable:
             ValueError: a row without name or kind, a name that is too long, too many rows.
         """
         names: dict[tuple[str, ...], list[Entity]] = {}
-        domains: dict[str, set[str]] = {}
+        domains: dict[str, dict[tuple[str, ...], str]] = {}
         kinds: set[str] = set()
         for number, row in enumerate(rows, start=1):
             if number > MAX_ROWS:
@@ -50,7 +50,7 @@ class EntityTable:
             entity, called = _row(row, f"{where}, row {number}")
             kinds.add(entity.kind)
             for column, value in entity.facts.items():
-                domains.setdefault(column, set()).add(value.lower())
+                domains.setdefault(column, {})[words(value)] = value
             for name in called:
                 names.setdefault(name, []).append(entity)
         if not names:
@@ -58,8 +58,8 @@ class EntityTable:
         return cls(
             {name: tuple(found) for name, found in names.items()},
             frozenset(kinds),
-            {column: frozenset(values) for column, values in domains.items()},
-            max(map(len, names)),
+            domains,
+            min(MAX_WORDS, max(map(len, [*names, *(value for values in domains.values() for value in values)]))),
         )
 
 

@@ -2,7 +2,7 @@
 
 import calendar
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal, InvalidOperation
@@ -47,6 +47,14 @@ class DateMention:
 def sentences(text: str) -> list[str]:
     """Roughly: at line ends and after ``.!?`` with white space."""
     return [part for part in SENTENCE.split(text) if part.strip()]
+
+
+def blanked(text: str, spans: Iterable[tuple[int, int]]) -> str:
+    """The text with spaces in place of ``spans``, so that all else stays where it is."""
+    characters = list(text)
+    for start, end in spans:
+        characters[start:end] = " " * (end - start)
+    return "".join(characters)
 
 
 def find_dates(text: str, order: Literal["day", "month"] | None = None) -> list[DateMention]:

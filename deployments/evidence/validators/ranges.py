@@ -11,6 +11,7 @@ from deployments.evidence.validators.base import VALID, Context, Tag, invalid, u
 from deployments.evidence.validators.mentions import (
     DateMention,
     NumberMention,
+    blanked,
     find_dates,
     find_numbers,
     sentences,
@@ -18,6 +19,7 @@ from deployments.evidence.validators.mentions import (
 
 RELATIVE = re.compile(r"today(?:([+-])(\d{1,5}))?")
 MAX_RULES = 16
+SPACES = 4  # between a number and its unit
 
 
 class NumberRange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,17 +37,20 @@ class NumberRange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         if self.min is not None and self.max is not None and self.min > self.max:
             raise ValueError(f"numbers: min {self.min:g} is above max {self.max:g}")
 
+    def applies(self, sentence: str) -> bool:
+        return not self.word or re.search(rf"\b{re.escape(self.word)}\b", sentence, re.IGNORECASE) is not None
+
     def concerns(self, sentence: str, mention: NumberMention) -> bool:
-        if self.word and not re.search(rf"\b{re.escape(self.word)}\b", sentence, re.IGNORECASE):
-            return False
+        """Whether it has the unit, at most a few spaces away."""
         if not self.unit:
             return True
-        after = sentence[mention.end :].lstrip(" ")
         cut = len(self.unit)
+        after = sentence[mention.end : mention.end + cut + SPACES].lstrip(" ")
+        before = sentence[max(0, mention.start - cut - SPACES) : mention.start].rstrip(" ")
         follows = after[:cut].lower() == self.unit.lower() and not (
             self.unit[-1].isalpha() and after[cut : cut + 1].isalpha()
         )
-        return follows or sentence[: mention.start].rstrip(" ").lower().endswith(self.unit.lower())
+        return follows or before.lower().endswith(self.unit.lower())
 
     def objection(self, mention: NumberMention) -> str:
         if self.min is not None and mention.value < Decimal(str(self.min)):
@@ -118,11 +123,11 @@ class Ranges(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 if why:
                     return invalid(why)
                 doubt = f"{mention.text} can be read two ways" if why is None else doubt
-            rest = list(sentence)
-            for mention in mentioned:  # the numbers inside a date are none of their own
-                rest[mention.start : mention.end] = " " * (mention.end - mention.start)
-            for number in find_numbers("".join(rest), self.decimal) if self.numbers else ():
-                for rule in self.numbers:
+            rules = [rule for rule in self.numbers if rule.applies(sentence)]
+            # the numbers inside a date are none of their own
+            rest = blanked(sentence, ((mention.start, mention.end) for mention in mentioned)) if rules else ""
+            for number in find_numbers(rest, self.decimal):
+                for rule in rules:
                     if rule.concerns(sentence, number):
                         seen += 1
                         if why := rule.objection(number):

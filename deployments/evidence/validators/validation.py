@@ -100,7 +100,10 @@ class Validation:
         except ParameterError as error:
             return unknown(str(error), "bad_parameters")
         job = Job(spec=dict(spec), text=text, context=context, limit_s=self._faults.validator_limit_s)
-        key = job.digest
+        try:
+            key = job.digest
+        except ValueError:  # half a surrogate pair, say
+            return unknown("not valid Unicode", "bad_text")
         if (known := self._cache.get(key)) is not None:
             self._cache.move_to_end(key)
             self._counts["cache_hits"] += 1
