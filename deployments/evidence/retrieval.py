@@ -27,7 +27,7 @@ class RetrievalSource:
         documents: Documents | None = None,
         history: History | None = None,
         similarity: float = 0.5,
-        answer_similarity: float = 0.85,
+        answer_similarity: float = 0.9,
     ) -> None:
         self._model = model
         self._faults = faults
