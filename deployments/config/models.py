@@ -247,7 +247,7 @@ class Evidence(Strict):
         default=0.5, ge=0, le=1, description="cosine from which a passage is a draft; measured in docs/evidence.md"
     )
     answer_similarity: float = Field(
-        default=0.9, ge=0, le=1, description="cosine from which an earlier question may be the same; measured there, too"
+        default=0.9, ge=0, le=1, description="cosine from which an earlier question may be the same; measured, too"
     )
     rules: Path | None = Field(default=None, description="YAML file of patterns and what they draft")
     templates: bool = Field(
