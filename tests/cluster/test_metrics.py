@@ -7,7 +7,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from deployments.names import target_name
+from deployments.names import ROUTER, target_name
+from deployments.router.answer_metrics import ANSWERS, FAILURES, WAITS
 from deployments.target.metrics import BY_BATCH, COUNTERS, GAUGES, LABELLED, OVERHEAD
 from tests.cluster.conftest import App, wait_until
 from tests.cluster.drafts import MODEL_ONLY, counter, stuck_draft, wait_for_acceptance
@@ -60,7 +61,7 @@ def test_names_types_labels_and_values(app: App) -> None:
     missed = counter(app, "miss:deadline_missed")
     assert missed > 0
     wait_until(lambda: value("ray_chain_drafts_missed_total", reason="deadline_missed") >= missed, REPORT_S, 2)
-    samples = list(chain_samples())
+    samples = [item for item in chain_samples() if item[1].labels["deployment"] == target_name(app.model)]
     by_type = {kind: {sample.name for other, sample in samples if other == kind} for kind, _ in samples}
     assert set(by_type) == {"counter", "gauge"}
     # Ray shows a counter only once it has counted
@@ -68,9 +69,28 @@ def test_names_types_labels_and_values(app: App) -> None:
     assert by_type["gauge"] == GAUGE_NAMES
     for _, sample in samples:
         assert sample.labels["application"] == app.name
-        assert sample.labels["deployment"] == target_name(app.model)
         assert sample.labels["replica"]
     assert {s.labels["quantile"] for _, s in samples if s.name == "ray_chain_round_overhead_ms"} == {"0.5", "0.99"}
     wait_until(lambda: all(map(agrees, ("drafted_tokens", "accepted_tokens", "committed_tokens"))), REPORT_S, 2)
     wait_until(lambda: value("ray_chain_draft_sessions") == 0, REPORT_S, 2)
     assert value("ray_chain_drafts_connected") == 1
+
+
+def test_those_of_the_answer_chain(app: App) -> None:
+    app.chat("Name a colour.", chain={"mode": "answer", "k": 1})
+    names = {f"ray_{name}" for name, *_ in (ANSWERS, WAITS)}
+    wait_until(lambda: names <= {family_of(sample.name) for _, sample in chain_samples()}, REPORT_S, 2)
+    router = [(kind, sample) for kind, sample in chain_samples() if sample.labels["deployment"] == ROUTER]
+    assert {family_of(sample.name) for _, sample in router} <= names | {f"ray_{FAILURES[0]}"}
+    assert {kind for kind, sample in router if family_of(sample.name) == f"ray_{WAITS[0]}"} == {"histogram"}
+    assert {sample.labels["part"] for _, sample in router if family_of(sample.name) == f"ray_{WAITS[0]}"} == {
+        "drafts",
+        "resolution",
+    }
+
+
+def family_of(name: str) -> str:
+    """Without what a histogram's samples have behind it."""
+    for ending in ("_bucket", "_sum", "_count"):
+        name = name.removesuffix(ending)
+    return name
