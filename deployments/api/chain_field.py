@@ -3,6 +3,7 @@
 import json
 import secrets
 import uuid
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -10,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, Stri
 
 from deployments.chain.acceptance.policy import LOSSLESS, Policy
 from deployments.chain.answer.resolution import Resolve
+from deployments.chain.given import MAX_DRAFTS
 from deployments.chain.protocol import MAX_DRAFT_TOKENS
 from deployments.config.answer import MOST_DRAFTS, MOST_TOKENS
 
@@ -52,6 +54,9 @@ class ChainField(BaseModel):
     escalate: list[StrictStr] | None = Field(default=None, min_length=1, description="sources asked after a divergence")
     validators: list[StrictStr | dict[str, Any]] | None = Field(default=None, max_length=MOST_VALIDATORS)
     scaffold: StrictBool = False
+    drafts: list[StrictStr] | None = Field(
+        default=None, max_length=MAX_DRAFTS, description="texts the answer may resemble"
+    )
 
 
 def engine_options(
@@ -64,10 +69,12 @@ def engine_options(
     logit_bias: dict[str, float] | None,
     tenant: str = "",
     policy: Policy = LOSSLESS,
+    texts: Sequence[str] = (),
 ) -> str:
     """The JSON string that reaches the worker as ``extra_args["chain"]``.
 
-    ``enabled`` and ``trace`` are the application's: the default of the one, permission for the other.
+    ``enabled`` and ``trace`` are the application's: the default of the one, permission for the other. ``texts``: drafts that came
+    with the request, for whoever has the target's tokenizer.
     """
     asked = field or ChainField()
     options: dict[str, Any] = {
@@ -88,4 +95,6 @@ def engine_options(
         options["min_p"] = min_p
     if logit_bias:
         options["logit_bias"] = logit_bias
+    if texts:
+        options["texts"] = list(texts)
     return json.dumps(options)

@@ -13,6 +13,7 @@ from deployments.api.errors import RequestError
 from deployments.api.policies import resolve_policy
 from deployments.api.requests import ChainChatRequest, ChainCompletionRequest
 from deployments.chain.acceptance.policy import Policy
+from deployments.chain.given import MAX_CHARACTERS, MAX_DRAFTS
 
 ChainRequest = ChainChatRequest | ChainCompletionRequest
 
@@ -32,7 +33,7 @@ IGNORED: dict[str, str] = {
     "guided_regex": "use structured_outputs.regex",
     "logits_processors": "per-request logits processors are not offered",
     "mirostat": "use temperature and top_p",
-    "prediction": "drafts come from the chain itself",
+    "prediction": "it belongs to chat completions; use chain.drafts",
     "tfs": "use top_p",
     "top_a": "use min_p",
     "typical_p": "use top_p",
@@ -81,11 +82,14 @@ def prepare(
         logit_bias=bias,
         tenant=tenant,
         policy=policy,
+        texts=given_texts(request),
     )
     request.vllm_xargs = {**(request.vllm_xargs or {}), "chain": options}
     request.min_p = 0.0  # explicitly off, or a default of the checkpoint's generation_config would come back
     request.logit_bias = None
     request.chain = None
+    if isinstance(request, ChainChatRequest):
+        request.prediction = None
 
 
 def _for_engine(field: ChainField | None, evidence: Sequence[str]) -> ChainField | None:
@@ -120,6 +124,26 @@ def refuse_unsupported(request: ChainRequest) -> None:
         raise RequestError("chain.trace follows one sequence: send one prompt with n = 1.", "chain.trace")
     if isinstance(request, ChainCompletionRequest) and request.prompt_embeds is not None:
         raise RequestError("prompt_embeds is not offered: a draft needs the prompt's tokens.", "prompt_embeds")
+
+
+def given_texts(request: ChainRequest) -> list[str]:
+    """Drafts that came with the request: OpenAI's ``prediction`` first, then ``chain.drafts``; none that is empty."""
+    prediction = request.prediction if isinstance(request, ChainChatRequest) else None
+    drafts = (request.chain.drafts or []) if request.chain is not None else []
+    named = [("prediction", prediction.text)] if prediction is not None else []
+    named = [(name, text) for name, text in (*named, *(("chain.drafts", text) for text in drafts)) if text]
+    if not named:
+        return []
+    param = named[0][0]
+    if len(named) > MAX_DRAFTS:
+        raise RequestError(
+            f"at most {MAX_DRAFTS} drafts with one request, prediction and chain.drafts together.", param
+        )
+    if sum(len(text) for _, text in named) > MAX_CHARACTERS:
+        raise RequestError(f"{param}: drafts have at most {MAX_CHARACTERS} characters together.", param)
+    if _sequences(request) != 1:
+        raise RequestError(f"{param} is a draft of one answer: send one prompt with n = 1.", param)
+    return [text for _, text in named]
 
 
 def _given(extra: dict[str, Any] | None, name: str) -> bool:

@@ -1,8 +1,16 @@
 """Request bodies: vLLM's own with the ``chain`` field, and no way for a malformed one to become a 500."""
 
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import Field, ModelWrapValidatorHandler, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    StrictStr,
+    ValidationError,
+    model_validator,
+)
 from ray.llm._internal.serve.core.configs.openai_api_models import ChatCompletionRequest, CompletionRequest
 from vllm.exceptions import VLLMValidationError
 
@@ -39,10 +47,34 @@ def _require_unicode(data: Any) -> None:
             _require_unicode(value)
 
 
+class PredictionPart(BaseModel):
+    """A part of a prediction's content."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["text"]
+    text: StrictStr
+
+
+class Prediction(BaseModel):
+    """OpenAI's Predicted Outputs: text that the answer is expected to be, or to resemble."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["content"]
+    content: StrictStr | list[PredictionPart]
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
 class ChainChatRequest(ChatCompletionRequest):
     """``/v1/chat/completions``."""
 
     chain: ChainField | None = Field(default=None, description="what to ask of the chain of draft")
+    prediction: Prediction | None = Field(default=None, description="a draft of the answer")
 
     @model_validator(mode="wrap")
     @classmethod

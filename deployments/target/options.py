@@ -30,6 +30,7 @@ class ChainOptions(msgspec.Struct, frozen=True, kw_only=True):
     logit_bias: dict[str, float] = {}
     policy: Policy | None = None  # None: lossless
     given: list[list[int]] = []  # drafts that came with the request, see deployments.chain.given
+    texts: list[str] = []  # those that came as text; the server turns them into ``given``
 
     def bias(self) -> dict[int, float]:
         return {int(token): value for token, value in self.logit_bias.items()}

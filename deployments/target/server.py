@@ -12,13 +12,14 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.llm import LLMConfig
 from vllm.entrypoints.generate.base.protocol import StreamOptions
 
-from deployments.api.trace import with_trace
+from deployments.api.trace import TakeTrace, with_trace
 from deployments.chain.faults import FaultPolicy
 from deployments.target import stop_strings
 from deployments.target.answer_checks import AnswerChecks
 from deployments.target.discovery import Ask, DraftDiscovery
 from deployments.target.metrics import ChainMetrics, export
 from deployments.target.options import ChainOptions
+from deployments.target.predictions import tokenised, with_prediction_usage
 from deployments.target.replicas import Answers, ask_every_replica
 
 logger = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ class TargetServer(LLMServer):
         self._drafts = dict(drafts)
         self._discovery: DraftDiscovery | None = None
         self._background: list[asyncio.Task[None]] = []
+        self._tokenizer: Any = None
         self._decode: Callable[[list[int]], str] | None = None
         self._checks: AnswerChecks | None = None
         await super().__init__(llm_config)
@@ -44,7 +46,7 @@ class TargetServer(LLMServer):
         await super().start()
         stop_strings.install(self.engine._engine_client.output_processor)
         tokenizer = self.engine._engine_client.get_tokenizer()
-        self._decode = tokenizer.decode
+        self._tokenizer, self._decode = tokenizer, tokenizer.decode
         self._checks = AnswerChecks(self.engine._engine_client, self.take_trace)
         asks = {name: self._ask(handle) for name, handle in self._drafts.items()}
         self._discovery = DraftDiscovery(asks, self.engine.collective_rpc, self._faults)
@@ -68,26 +70,39 @@ class TargetServer(LLMServer):
         batch_output_stream: bool = False,
         raw_request_info: Any = None,
     ) -> AsyncGenerator[Any, None]:
-        """As the base class, with the trace added where a request asks for one."""
+        """As the base class, with drafts that came as text tokenised, and with the trace added where a request asks for one."""
         stream = bool(getattr(request, "stream", False))
         options = chain_options(request)
+        predicted = options is not None and bool(options.texts)
+        if options is not None and predicted:
+            options = tokenised(options, self._tokenizer)
+            request.vllm_xargs = {**request.vllm_xargs, "chain": msgspec.json.encode(options).decode()}
         keep_usage = True
         if options is not None and options.trace and stream:
             asked = request.stream_options
             keep_usage = bool(asked and asked.include_usage)
             request.stream_options = (asked or StreamOptions()).model_copy(update={"include_usage": True})
         source = await super()._run_request(request, engine_method=engine_method, raw_request_info=raw_request_info)
-        if options is not None and options.trace:
-            chain_id = options.id
-
-            async def take() -> dict[str, Any] | None:
-                return await self.take_trace(chain_id)
-
+        take = self._trace_of(options.id) if options is not None else None
+        if take is not None and predicted:
+            source = with_prediction_usage(source, take)
+        if take is not None and options is not None and options.trace:
             source = with_trace(source, take, self._decode, keep_usage)
         answer: AsyncGenerator[Any, None] = (
             self._batch_output_stream(source) if stream and batch_output_stream else source
         )
         return answer
+
+    def _trace_of(self, chain_id: str) -> TakeTrace:
+        """Asks the engine once: a trace is handed out once, and several parts of a response can need it."""
+        taken: list[dict[str, Any] | None] = []
+
+        async def take() -> dict[str, Any] | None:
+            if not taken:
+                taken.append(await self.take_trace(chain_id))
+            return taken[0]
+
+        return take
 
     async def take_trace(self, chain_id: str) -> dict[str, Any] | None:
         """Rounds and totals of one request; None rather than an error, for a trace must not fail an answer."""

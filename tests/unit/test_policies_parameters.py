@@ -48,7 +48,11 @@ ACTS: dict[str, Any] = {
     "top_p": 0.4,
     "vllm_xargs": {"mine": 1},
 }
-OF_CHAT: dict[str, Any] = {"logprobs": True, "max_completion_tokens": 5}
+OF_CHAT: dict[str, Any] = {
+    "logprobs": True,
+    "max_completion_tokens": 5,
+    "prediction": {"type": "content", "content": "a draft"},
+}
 OF_COMPLETION: dict[str, Any] = {"logprobs": 2}
 
 REFUSED: dict[str, Any] = {  # whatever the policy
