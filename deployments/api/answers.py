@@ -6,6 +6,7 @@ from typing import Any
 
 from deployments.api.chain_field import ANSWER_ONLY, ChainField
 from deployments.api.errors import RequestError
+from deployments.api.parameters import given_texts
 from deployments.api.requests import ChainChatRequest, ChainCompletionRequest
 from deployments.chain.answer.consensus import Thresholds
 from deployments.chain.answer.resolution import Resolve
@@ -57,6 +58,7 @@ class AnswerPlan:
     trace: bool
     events: bool  # trace as SSE events of their own instead of comments
     temperature: float | None  # of the drafts; None: the request's
+    texts: tuple[str, ...] = ()  # drafts that the request brought
 
 
 def answer_plan(
@@ -98,6 +100,7 @@ def answer_plan(
         trace=bool(field.trace) and trace,
         events=field.trace == "events",
         temperature=defaults.temperature,
+        texts=tuple(given_texts(request)),
     )
 
 

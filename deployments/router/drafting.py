@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -30,6 +30,8 @@ BAD_ANSWER = "bad_answer"
 EMPTY = "empty"
 HARMLESS = (NO_MATCH, NOT_NEEDED)
 
+GIVEN = "given"  # who drafts that came with a request are from
+OWN_TIME = 0.95  # of a deadline: a draft model then answers with what it has, and the rest is for the way back
 MOST_CHARACTERS = 16_384  # of a draft
 
 Tell = Callable[[str, Plain], None]  # what happened, and its details
@@ -85,8 +87,12 @@ class Drafting:
     async def collect(self, asked: Asked, sources: Sources, found: Drafts, tell: Tell) -> Consensus:
         """Add drafts of ``sources`` to ``found`` until two agree, or all have answered or missed their deadline.
 
-        ``tell`` hears of every draft and of every tag when it is there. Never raises for what a source does.
+        Drafts that the request brought are the first there are. ``tell`` hears of every draft and of every tag when it is there. Never raises for what a source does.
         """
+        if not found.candidates:
+            for index, text in enumerate(asked.plan.texts):
+                candidate = Candidate(source=f"{GIVEN}#{index}", text=text[:MOST_CHARACTERS])
+                self._add(candidate, asked.question.length, found, tell)
         tasks = {asyncio.create_task(self._ask(name, call)): name for name, call in self._asks(asked, sources, found)}
         pending = set(tasks)
         try:
@@ -97,7 +103,7 @@ class Drafting:
                     candidates, reasons = task.result()
                     found.reasons |= reasons
                     for candidate in candidates:
-                        self._add(candidate, found, tell)
+                        self._add(candidate, asked.question.length, found, tell)
                 outcome = await self._outcome(asked, found, tell)
             return outcome
         finally:
@@ -155,10 +161,9 @@ class Drafting:
             "top_k": asked.top_k,
             "stop": asked.stop,
             "tenant": asked.question.tenant,
-            "deadline_s": deadline_s,
+            "deadline_s": OWN_TIME * deadline_s,
         }
-        # it answers at its deadline with what it has by then
-        answers = await self._calls.write(model, request, deadline_s + self._faults.answer_slack_s * 10)
+        answers = await self._calls.write(model, request, deadline_s)
         if len(answers) > count:
             raise Lie(f"{len(answers)} answers, not {count}")
         candidates, reasons = [], {}
@@ -184,8 +189,8 @@ class Drafting:
             raise Lie(f"{len(found.text)} characters")
         return [Candidate(source=source, text=found.text, finished=found.finished, note=found.note)], {}
 
-    def _add(self, candidate: Candidate, found: Drafts, tell: Tell) -> None:
-        candidate = self._tokenized(candidate)
+    def _add(self, candidate: Candidate, length: int, found: Drafts, tell: Tell) -> None:
+        candidate = shortened(self._tokenized(candidate), length)
         if not candidate.text.strip() or not candidate.tokens:
             found.reasons[candidate.source] = EMPTY
             return
@@ -274,6 +279,16 @@ def reason_of(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return DEADLINE
     return BAD_ANSWER if isinstance(error, Lie | msgspec.ValidationError) else RAISED
+
+
+def shortened(candidate: Candidate, length: int) -> Candidate:
+    """At most ``length`` tokens of it."""
+    if len(candidate.tokens) <= length:
+        return candidate
+    ends = candidate.ends[:length]
+    return replace(
+        candidate, tokens=candidate.tokens[:length], text=candidate.text[: ends[-1]], ends=ends, finished=False
+    )
 
 
 def as_told(candidate: Candidate) -> Plain:

@@ -128,6 +128,18 @@ class TestOutcomes:
         assert asked["tenant"] == "t"
         assert asked["prompt"] == run.prompts.ids("what is it")
 
+    async def test_drafts_that_the_request_brought_are_among_them(self) -> None:
+        run = Run(write=5.0, draft={"rules": NO})
+        decision = await run.decide(texts=(YES, f" {YES} "), sources=Sources(models=("a",), evidence=("rules",)))
+        assert (decision.outcome, decision.given) == ("consensus", [0, 1])
+        assert [candidate.source for candidate in decision.found.candidates] == ["given#0", "given#1"]
+
+    async def test_a_draft_that_is_too_long_is_cut(self) -> None:
+        run = Run(draft={"rules": "word " * 40})
+        decision = await run.decide(sources=Sources(evidence=("rules",)))
+        (draft,) = decision.found.candidates
+        assert (len(draft.tokens), len(draft.ends), draft.text, draft.finished) == (16, 16, "word " * 16, False)
+
 
 class TestTags:
     async def test_an_invalid_draft_takes_no_part(self) -> None:
