@@ -244,7 +244,7 @@ class Evidence(Strict):
     )
     sentences: Path = Field(default=Path("models/sentences"), description="folder of the sentence model")
     similarity: float = Field(
-        default=0.5, ge=0, le=1, description="cosine from which a passage is a draft; measured in docs/evidence.md"
+        default=0.55, ge=0, le=1, description="cosine from which a passage is a draft; measured in docs/evidence.md"
     )
     answer_similarity: float = Field(
         default=0.9, ge=0, le=1, description="cosine from which an earlier question may be the same; measured, too"

@@ -26,7 +26,7 @@ class RetrievalSource:
         *,
         documents: Documents | None = None,
         history: History | None = None,
-        similarity: float = 0.5,
+        similarity: float = 0.55,
         answer_similarity: float = 0.9,
     ) -> None:
         self._model = model
