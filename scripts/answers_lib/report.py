@@ -141,7 +141,7 @@ def verdict(result: Mapping[str, Any]) -> list[str]:
     for name, compared in result.get("compared_with_target", {}).items():
         for what, figures in compared.items():
             if figures is not None:
-                said.append(f"`{name}`: {what} {_difference(figures)} than the target's alone.")
+                said.append(f"`{name}`: {what} {_difference(figures)}.")
     for name, parts in result.get("outcomes", {}).items():
         figures = parts.get("consensus", {})
         if "time_ratio" in figures:
@@ -156,9 +156,11 @@ def verdict(result: Mapping[str, Any]) -> list[str]:
 def _difference(figures: Sequence[float]) -> str:
     mean, low, high = (100 * value for value in figures)
     span = f"({mean:+.1f} points, 95% interval {low:+.1f} to {high:+.1f})"
+    if low == high == 0:
+        return "the same as the target's alone"
     if low <= 0 <= high:
-        return f"not measurably different {span}"
-    return f"{'higher' if mean > 0 else 'lower'} {span}"
+        return f"not measurably different from the target's alone {span}"
+    return f"{'higher' if mean > 0 else 'lower'} than the target's alone {span}"
 
 
 def write(result: Mapping[str, Any], path: Path) -> Path:

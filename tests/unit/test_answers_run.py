@@ -97,7 +97,7 @@ def test_a_run_from_asking_to_the_page(server: Server, tmp_path: Path) -> None:
     assert result["systems"]["chain"]["passes_ratio"][0] == pytest.approx(0.4)
     assert result["outcomes"]["chain"]["consensus"]["requests"] == 3 * len(SET.instructions)
     page = (tmp_path / "a.md").read_text()
-    assert "`chain`: accuracy higher (+33.3 points, 95% interval +33.3 to +33.3)" in page
+    assert "`chain`: accuracy higher than the target's alone (+33.3 points, 95% interval +33.3 to +33.3)." in page
     assert "cpu_ratio" not in result["systems"]["chain"]  # nobody knows what a server elsewhere computes
 
 
