@@ -48,7 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = Console()
     if not console.is_terminal:
         console = Console(width=160)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGINT):  # a shell starts what runs in the background deaf to SIGINT
+        signal.signal(number, signal.default_int_handler)
     try:
         every = systems.systems(options.k)
         chosen = [every[name] for name in _known(options.systems, every)]
