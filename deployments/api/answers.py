@@ -59,6 +59,7 @@ class AnswerPlan:
     events: bool  # trace as SSE events of their own instead of comments
     temperature: float | None  # of the drafts; None: the request's
     texts: tuple[str, ...] = ()  # drafts that the request brought
+    judge: bool = True  # somebody sees, or feels, which draft the target likes best
 
 
 def answer_plan(
@@ -101,6 +102,7 @@ def answer_plan(
         events=field.trace == "events",
         temperature=defaults.temperature,
         texts=tuple(given_texts(request)),
+        judge=bool(field.trace and trace) or field.scaffold or field.policy is not None,
     )
 
 

@@ -173,9 +173,15 @@ class AnswerChain:
         return True
 
     async def _choose(self, asked: Asked, decision: Decision) -> None:
-        """The likeliest of the drafts that take part; where the target cannot say, all of them are given to it."""
+        """The likeliest of the drafts that take part; where the target cannot say, all of them are given to it.
+
+        So they are where nobody would know the difference: a lossless answer is the same, comes as fast, and costs no scoring.
+        """
         assert decision.consensus is not None
         part = list(decision.consensus.agreeing)[:MAX_DRAFTS]
+        if not asked.plan.judge:
+            decision.how, decision.given = "unscored", part
+            return
         drafts = [list(decision.found.candidates[index].tokens) for index in part]
         deadline_s = self._faults.answer_score_s
         try:

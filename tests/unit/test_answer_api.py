@@ -88,6 +88,17 @@ class TestPlan:
             planned(field, **body)
         assert (error.value.status, error.value.param) == (400, param)
 
+    def test_drafts_are_judged_where_it_shows(self) -> None:
+        for field, judged in (
+            ({}, False),
+            ({"trace": True}, True),
+            ({"scaffold": True}, True),
+            ({"policy": "nkl"}, True),
+        ):
+            got = planned({"mode": "answer", **field})
+            assert got is not None
+            assert got.judge is judged
+
     @pytest.mark.parametrize("field", [{"k": 9}, {"k": -1}, {"length": 0}, {"resolve": "vote"}, {"escalate": []}])
     def test_values_out_of_range_are_refused(self, field: dict[str, Any]) -> None:
         with pytest.raises(ValueError, match=next(iter(field))):

@@ -65,6 +65,12 @@ class TestOutcomes:
         assert (decision.outcome, decision.how, decision.chosen, decision.given) == ("divergence", "likeliest", 1, [1])
         assert decision.standing == {0: -2.0, 1: -0.5, 2: -2.0}
 
+    async def test_nothing_is_scored_where_nobody_would_know_the_difference(self) -> None:
+        run = Run(write=[YES, NO])
+        decision = await run.decide(k=2, judge=False)
+        assert (decision.how, decision.given) == ("unscored", [0, 1])
+        assert not run.asked("score")
+
     async def test_one_draft_is_given_as_it_is(self) -> None:
         run = Run(write=[YES])
         decision = await run.decide(k=1)
