@@ -128,5 +128,6 @@ class Relaxation:
             highest, log_sum = sums(matched, rows[result], reference)
             masks = np.asarray([found.policy.mask for b in request[result].tolist() if (found := self._requests[b])])
             with np.errstate(invalid="ignore"):
-                result[result] = np.exp(highest - log_sum) <= masks  # false for NaN
+                top = np.minimum(np.exp(highest - log_sum), 1.0)  # rounding may exceed a mask of 1
+                result[result] = top <= masks  # false for NaN
         return result

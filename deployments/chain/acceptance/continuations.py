@@ -6,8 +6,8 @@ so how it would have gone on by itself is not known. It is taken to go on as the
     draft's    … before |draft[t]| draft[t+1:] …
     target's   … before |own[t]  | draft[t+1:] …
 
-or, where its token comes a little later in the draft, to leave out what is before that (``|very big|`` against ``|big|``). Both
-are widened to whole words. Where a word reaches the end of what is known, behind the draft is the target's own next token;
+or, where its token comes a little later in the draft, to leave out what is before that, if those are words that say little
+(``|to improve|`` against ``|improve|``): others would be additions that the target never made. Both are widened to whole words. Where a word reaches the end of what is known, behind the draft is the target's own next token;
 if the word may go on even behind that, the two are not comparable.
 """
 
@@ -19,7 +19,10 @@ Decode = Callable[[Sequence[int]], str]
 
 BEFORE = 16  # tokens of text before a mismatch that are looked at: the current line
 AFTER = 8  # tokens of the draft behind it
-SKIPPED = 3  # tokens of the draft the target may leave out
+SKIPPED = 2  # tokens of the draft the target may leave out
+FILLERS = frozenset(
+    {"a", "an", "the", "to", "of", "that", "which", "who", "also", "just", "so", "then", "very", "quite", "really"}
+)
 BROKEN = "\ufffd"  # half a character
 
 _LETTERS_BEFORE = re.compile(r"[\w'’-]+$")
@@ -38,8 +41,7 @@ def continuations(
     held = [*committed[-BEFORE:], *draft[:offset]]
     cut = len(held) > BEFORE or len(committed) > BEFORE
     held = held[-BEFORE:]
-    later = draft[offset + 1 : offset + 1 + SKIPPED]
-    skipped = later.index(own) + 1 if own in later else 0
+    skipped = _skipped(decode, draft, offset, own)
     first = offset + skipped + 1
     rest = [*draft[first : first + AFTER]]
     ended = False
@@ -63,6 +65,15 @@ def continuations(
     if not all(any(letter.isalpha() for letter in text) and "\n" not in text for text in words):
         return None
     return (before, words[0], after), (before, words[1], after)
+
+
+def _skipped(decode: Decode, draft: Sequence[int], offset: int, own: int) -> int:
+    """How many tokens of the draft the target is taken to leave out before ``own``."""
+    later = draft[offset + 1 : offset + 1 + SKIPPED]
+    if own not in later:
+        return 0
+    skipped = later.index(own) + 1
+    return skipped if FILLERS.issuperset(decode(draft[offset : offset + skipped]).lower().split()) else 0
 
 
 def _parts(decode: Decode, held: list[int], words: list[int], rest: list[int], before: str) -> tuple[str, str] | None:

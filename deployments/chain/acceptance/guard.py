@@ -46,6 +46,13 @@ with/without and/or for/against to/from today/tomorrow,yesterday same/different,
 succeed/fail success/failure healthy/sick,ill present/absent arrive/leave,depart remember/forget found/lost find/lose
 monday/tuesday,wednesday,thursday,friday,saturday,sunday tuesday/wednesday,thursday,friday,saturday,sunday
 wednesday/thursday,friday,saturday,sunday thursday/friday,saturday,sunday friday/saturday,sunday saturday/sunday
+increase/reduce,lower,drop,fall,decline,cut decrease/raise,rise,grow boost/reduce,cut,lower grow/decline strengthen/weaken
+help/hurt,harm,hinder improve/harm,hurt support/oppose confirm/deny admit/deny approve/deny praise/blame,criticize
+include/omit keep/discard,drop save/spend,waste build/destroy,demolish speed/slow accelerate/slow gather/scatter join/leave
+expensive/cheap simple/complex,complicated common/rare major/minor temporary/permanent fixed/variable local/global
+vertical/horizontal solid/liquid sweet/sour,bitter,salty fresh/stale raw/cooked toxic/harmless calm/nervous happy/sad
+brave/afraid deep/shallow sharp/blunt,dull rough/smooth tight/loose front/back near/far parent/child teacher/student
+doctor/patient question/answer problem/solution cause/prevent,cure victory/defeat friend/enemy majority/minority
 plaintiff/defendant buyer/seller lessor/lessee lender/borrower employer/employee landlord/tenant
 """
 # Beginnings that turn a word into its contrary: encrypt/decrypt, increase/decrease, legal/illegal, include/exclude.
@@ -115,7 +122,9 @@ def _could_become(beginning: str, words: set[str]) -> str:
         made = {
             other + word.removeprefix(one)
             for one, other in _PREFIXES
-            if word.startswith(one) and len(word) - len(one) >= _STEM
+            if word.startswith(one)
+            and len(word) - len(one) >= _STEM
+            and beginning != "a"  # the article, far more likely
         }
         made |= {word.removesuffix(one) + other for one, other in _SUFFIXES if word.endswith(one)}
         if any(contrary.startswith(beginning) and contrary != word for contrary in contraries | made):
