@@ -7,8 +7,7 @@ prompt, copies a slice of its KV, or computes one token of each of several rows;
 from __future__ import annotations
 
 import logging
-import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -17,6 +16,7 @@ import numpy as np
 
 from deployments.chain.protocol import CONTEXT_FULL, DEADLINE, ERROR, NO_SLOT, Sampling
 from deployments.draft.answer_job import NO_PLACE, AnswerJob, Row
+from deployments.draft.answer_queue import AnswerQueue
 from deployments.draft.answers import BUSY, CANCELLED, Emit, WriteRequest, Writing
 from deployments.draft.calibration import Calibration
 from deployments.draft.choose import BadLogits, Choice, Logits, choose
@@ -61,9 +61,7 @@ class Writer:
         self._clock = clock
         self._counts: Counter[str] = runner.counts
         self._most = max(1, store.table.slots // 2)
-        self._lock = threading.Lock()  # of the two below
-        self._waiting: deque[AnswerJob] = deque()
-        self._tenants: Counter[str] = Counter()  # requests that wait or are worked on
+        self._queue = AnswerQueue(settings.waiting)
         self._running: list[AnswerJob] = []
         self._stepped = False  # the last call decoded
         self._scratch = np.empty(vocab_size, np.float32)
@@ -86,24 +84,14 @@ class Writer:
         )
         if len(request.prompt) >= self._store.context:
             self._end(job, CONTEXT_FULL)
-        elif not self._admit(job):
+        elif not self._queue.put(job):
             self._end(job, BUSY)
         return job
-
-    def _admit(self, job: AnswerJob) -> bool:
-        tenant, most = job.request.tenant, self._settings.waiting
-        with self._lock:
-            crowded = tenant and self._tenants[tenant] >= max(1, most // 2)
-            if crowded or self._tenants.total() >= most:
-                return False
-            self._tenants[tenant] += 1
-            self._waiting.append(job)
-        return True
 
     @property
     def waits(self) -> bool:
         """Whether there is anything to write."""
-        return bool(self._running or self._waiting)
+        return bool(self._running or len(self._queue))
 
     # --- the drafting thread --------------------------------------------------------------------------------------
 
@@ -135,12 +123,7 @@ class Writer:
         """Hand over what there is of requests that are at their deadline, and drop those nobody waits for."""
         for job in [job for job in self._running if job.cancelled or job.until <= now]:
             self._close(job, CANCELLED if job.cancelled else DEADLINE)
-        with self._lock:
-            over = [job for job in self._waiting if job.cancelled or job.until <= now]
-            for job in over:
-                self._waiting.remove(job)
-                self._leave(job)
-        for job in over:
+        for job in self._queue.over(now):
             self._end(job, CANCELLED if job.cancelled else NO_SLOT if job.blocked else DEADLINE)
 
     def mend(self) -> None:
@@ -152,8 +135,7 @@ class Writer:
             self._counts["integrity_violations"] += 1
             for job in self._running:
                 self._end(job, ERROR)
-                with self._lock:
-                    self._leave(job)
+                self._queue.leave(job)
             self._running.clear()
             for slot in list(self._store.loans.writing):
                 self._store.give_back(slot)
@@ -162,7 +144,7 @@ class Writer:
         """Gauges: requests that wait and are worked on, slots written in, prompts kept."""
         loans = self._store.loans
         return {
-            "answers_waiting": float(len(self._waiting)),
+            "answers_waiting": float(len(self._queue)),
             "answers_running": float(len(self._running)),
             "answer_slots": float(len(loans.writing)),
             "prompts_kept": float(len(loans.kept)),
@@ -175,9 +157,7 @@ class Writer:
         for job in self._running:
             assert not job.ended
             job.check()
-        with self._lock:
-            tenants = Counter(job.request.tenant for job in (*self._running, *self._waiting))
-            assert +self._tenants == tenants, (self._tenants, tenants)
+        self._queue.check(self._running)
 
     # --- slots ----------------------------------------------------------------------------------------------------
 
@@ -189,23 +169,22 @@ class Writer:
             for row in job.waiting:
                 if not self._place(row):
                     return
-        while self._waiting:
-            job = self._waiting[0]
-            row = job.rows[0]
-            reused = None
-            if len(self._store.loans.writing) < self._most:
-                reused = self._store.loans.reuse(job.request.tenant, job.prompt)
-            if reused is not None:
-                # the last token is computed in any case: its logits tell the first of the answer
-                row.slot, row.copied = reused[0], min(reused[1], len(job.prompt) - 1)
-                job.read = row.copied
-                self._counts["answer_tokens_reused"] += job.read
-            elif not self._place(row):
-                job.blocked = True
-                return
-            with self._lock:
-                self._waiting.popleft()
-            self._running.append(job)
+        while (first := self._queue.first()) is not None and self._begin(first):
+            self._running.append(self._queue.take())
+
+    def _begin(self, job: AnswerJob) -> bool:
+        """Give a request the slot in which its prompt is read; False when there is none."""
+        row = job.rows[0]
+        room = len(self._store.loans.writing) < self._most
+        reused = self._store.loans.reuse(job.request.tenant, job.prompt) if room else None
+        if reused is not None:
+            # the last token is computed in any case: its logits tell the first of the answer
+            row.slot, row.copied = reused[0], min(reused[1], len(job.prompt) - 1)
+            job.read = row.copied
+            self._counts["answer_tokens_reused"] += job.read
+            return True
+        job.blocked = not self._place(row)
+        return not job.blocked
 
     def _place(self, row: Row) -> bool:
         slot = self._store.borrow() if len(self._store.loans.writing) < self._most else None
@@ -248,14 +227,7 @@ class Writer:
     def _settle(self, job: AnswerJob) -> None:
         if job.ended and job in self._running:
             self._running.remove(job)
-            with self._lock:
-                self._leave(job)
-
-    def _leave(self, job: AnswerJob) -> None:
-        tenant = job.request.tenant
-        self._tenants[tenant] -= 1
-        if not self._tenants[tenant]:
-            del self._tenants[tenant]
+            self._queue.leave(job)
 
     # --- calls ----------------------------------------------------------------------------------------------------
 
