@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import msgspec
 
 from scripts.calibrate_lib import scoring
-from scripts.calibrate_lib.items import Item
+from scripts.calibrate_lib.item_sets import Item
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

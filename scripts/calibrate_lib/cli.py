@@ -18,9 +18,10 @@ from scripts.calibrate_lib import plots, quality, report, speed
 from scripts.calibrate_lib.knobs import distinct
 from scripts.calibrate_lib.options import Options, read_options
 from scripts.calibrate_lib.pair import as_dict, fingerprint
+from scripts.calibrate_lib.pool import MOST, Pool
 from scripts.calibrate_lib.presets import PresetError, write_preset
 from scripts.calibrate_lib.rows import recommendations, rows
-from scripts.calibrate_lib.store import OtherConditions, Round, Store
+from scripts.calibrate_lib.store import Cell, OtherConditions, Round, Store
 
 NOTHING_RECOMMENDED = 3  # exit status of --write where there is nothing to write
 SPEED_WEIGHT = 2.2  # of a token whose time is measured, beside one of a batch that is not
@@ -78,19 +79,31 @@ class Run:
         options = self._options
         progress.update(bar, name="loading target and draft")
         sentences = load_sentences(options.sentences, self._console)
-        process = quality.PairProcess(options.models, options.sampling, self._cores, self._logs / "pair.log")
+        cores = self._cores.all[: min(options.processes or MOST, len(self._tasks))]
+        pool = Pool(
+            [
+                quality.PairProcess(options.models, options.sampling, core, self._logs / f"pair-{core}.log")
+                for core in cores
+            ]
+        )
+
+        def measure(task: quality.Task, process: quality.PairProcess) -> Cell:
+            progress.update(bar, name=f"{task.items[0].set} · {task.setting.name}")
+            return quality.measure(task, process, self._store, options.sampling, sentences, self._commit)
+
+        def done(task: quality.Task, cell: Cell) -> None:
+            self._store.cells[task.key] = cell
+            self._store.save()
+            progress.advance(bar, task.weight)
+            self._log(progress, f"{cell.set} · {cell.setting}: {cell.seconds:.0f} s")
+
         try:
-            process.load(semantic(options, quality.ANSWER_TIMEOUT_S * 1e3))  # no budget: time plays no part
+            more = semantic(options, quality.ANSWER_TIMEOUT_S * 1e3)  # no budget: time plays no part
+            pool.each(lambda process: process.load(more))
             progress.advance(bar, START_WEIGHT)
-            for task in self._tasks:
-                progress.update(bar, name=f"{task.items[0].set} · {task.setting.name}")
-                cell = quality.measure(task, process, self._store, options.sampling, sentences, self._commit)
-                self._store.cells[task.key] = cell
-                self._store.save()
-                progress.advance(bar, task.weight)
-                self._log(progress, f"{cell.set} · {cell.setting}: {cell.seconds:.0f} s")
+            pool.run(self._tasks, measure, done)
         finally:
-            process.stop()
+            pool.stop()
 
     def _time(self, progress: Progress, bar: Any, numbers: range) -> None:
         plan = self._options.speed

@@ -11,7 +11,7 @@ from scripts.bench_lib.engine import ROOT
 from scripts.bench_lib.prompts import MEASURED_SETS
 from scripts.calibrate_lib import knobs
 from scripts.calibrate_lib.floors import Floor, parse_floor
-from scripts.calibrate_lib.items import GOLD_SETS, SETS, Item, load_items
+from scripts.calibrate_lib.item_sets import GOLD_SETS, SETS, Item, load_items
 from scripts.calibrate_lib.knobs import Setting
 from scripts.calibrate_lib.pair import Models, read_pair
 from scripts.calibrate_lib.quality import Sampling
@@ -58,6 +58,7 @@ class Options:
     out: Path
     report: Path
     fresh: bool
+    processes: int | None  # that answer side by side; None: as many as there are cores, up to a few
     argv: tuple[str, ...]
 
     @property
@@ -144,6 +145,12 @@ def parser() -> argparse.ArgumentParser:
         help="what was measured; plots are written beside it (default: results/calibration.json)",
     )
     add("--report", type=Path, metavar="FILE", help="Markdown report (default: beside --out)")
+    add(
+        "--processes",
+        type=int,
+        metavar="N",
+        help="that answer side by side, a core and 3 GiB each (default: a core each, up to 4)",
+    )
     add("--fresh", action="store_true", help="measure everything anew")
     add("--quick", action="store_true", help="two δ, three items of each set, no presets, no speed: does it work?")
     return result
@@ -166,11 +173,11 @@ def read_options(argv: Sequence[str]) -> Options:
 
 
 def _checked(raw: argparse.Namespace, argv: Sequence[str]) -> Options:
-    whole = (raw.tokens, raw.batch, raw.speed_rounds, raw.speed_length, raw.items, raw.draft_tokens)
+    whole = (raw.tokens, raw.batch, raw.speed_rounds, raw.speed_length, raw.items, raw.draft_tokens, raw.processes)
     low = min(number for number in whole if number is not None)
     if low < 1 or raw.temperature < 0:
         raise ValueError(
-            "--tokens, --items, --batch, --draft-tokens, --speed-rounds and --speed-length start at 1, --temperature at 0"
+            "--tokens, --items, --batch, --draft-tokens, --processes, --speed-rounds and --speed-length start at 1, --temperature at 0"
         )
     models = read_pair(raw.config, raw.draft_name).with_folders(raw.target, raw.draft)
     if models.top_k == 0:
@@ -201,6 +208,7 @@ def _checked(raw: argparse.Namespace, argv: Sequence[str]) -> Options:
         out=raw.out,
         report=raw.report or raw.out.with_suffix(".md"),
         fresh=raw.fresh,
+        processes=raw.processes,
         argv=tuple(argv),
     )
 

@@ -1,6 +1,6 @@
 """Two pictures of a sweep: what changes with the knob, and what is gained for what is changed. Needs matplotlib."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,7 +80,7 @@ def _curve(axis: "Axes", positions: Sequence[int], values: Sequence[Estimate | N
 
 def _trade(table: Sequence[Row], floor: Floor, path: Path) -> None:
     """Each setting: answers changed against tokens a step, with the speed where it was measured."""
-    gains = {"tokens a step × lossless": lambda row: row.all.step_gain}
+    gains: dict[str, Callable[[Row], Estimate | None]] = {"tokens a step × lossless": lambda row: row.all.step_gain}
     if any(row.speed.to_lossless is not None for row in table if row.setting.lossy):
         gains["tokens/s × lossless"] = lambda row: row.speed.to_lossless
     figure, axes = _figure((0.6 + 4.5 * len(gains), 4.2), 1, len(gains))

@@ -14,7 +14,7 @@ from scripts.bench_lib import settings as engines
 from scripts.bench_lib.child import Child, python
 from scripts.bench_lib.engine import ROOT
 from scripts.calibrate_lib.answers import Answer, Pair
-from scripts.calibrate_lib.items import Item
+from scripts.calibrate_lib.item_sets import Item
 from scripts.calibrate_lib.knobs import REFERENCES, Setting
 from scripts.calibrate_lib.pair import Models
 from scripts.calibrate_lib.store import Cell, Store, cell_key
@@ -56,7 +56,8 @@ class Task:
     @property
     def weight(self) -> float:
         """About how long it takes, relative to others; without drafts there is no draft to wait for."""
-        return sum(item.max_tokens for item in self.items) * (1.3 if self.setting.policy is not None else 1.0)
+        tokens = sum(item.max_tokens for item in self.items)
+        return 1.3 * tokens if self.setting.policy is not None else float(tokens)
 
 
 def tasks(
@@ -73,19 +74,12 @@ def tasks(
 
 
 class PairProcess:
-    """The child process that answers."""
+    """A child process that answers, on one core: a second thread would make sums in another order."""
 
-    def __init__(self, models: Models, sampling: Sampling, cores: engines.Cores, log: Path) -> None:
+    def __init__(self, models: Models, sampling: Sampling, core: int, log: Path) -> None:
         self._models, self._sampling = models, sampling
-        # the target waits for the draft and the draft for the target: both may use every core
-        self._child = Child(
-            "pair",
-            python("scripts.calibrate_lib.worker"),
-            engines.engine_environment(cores.all),
-            cores.all,
-            log,
-            ROOT,
-        )
+        command = python("scripts.calibrate_lib.worker")
+        self._child = Child(f"pair-{core}", command, engines.engine_environment((core,)), (core,), log, ROOT)
 
     def load(self, more: Mapping[str, Any]) -> float:
         """Seconds it took. Raises ``ChildError``."""

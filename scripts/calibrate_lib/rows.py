@@ -6,7 +6,7 @@ from typing import Any
 
 from scripts.calibrate_lib.figures import Figures, figures
 from scripts.calibrate_lib.floors import Candidate, Floor, Recommendation, recommend
-from scripts.calibrate_lib.items import Item
+from scripts.calibrate_lib.item_sets import Item
 from scripts.calibrate_lib.knobs import REFERENCES, Setting
 from scripts.calibrate_lib.quality import Sampling, pairs_of
 from scripts.calibrate_lib.speed import SpeedFigures

@@ -5,7 +5,7 @@ import json
 import re
 from typing import Any
 
-from scripts.calibrate_lib.items import Item
+from scripts.calibrate_lib.item_sets import Item
 
 _FENCE = re.compile(r"```[\w+-]*[ \t]*\n(.*?)(?:\n[ \t]*```|\Z)", re.DOTALL)
 _NUMBER = re.compile(r"-?\d+(?:[.,]\d+)*")

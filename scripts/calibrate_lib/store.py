@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from scripts.calibrate_lib.answers import Answer
-from scripts.calibrate_lib.items import Item, digest
+from scripts.calibrate_lib.item_sets import Item, digest
 from scripts.calibrate_lib.knobs import Setting
 
 FORMAT = 1

@@ -11,7 +11,7 @@ from scipy.stats import binomtest
 from scripts.calibrate_lib.answers import Answer, Pair, differing, first_difference
 from scripts.calibrate_lib.figures import figures
 from scripts.calibrate_lib.intervals import LEAST, bootstrap, paired_change, typical, wilson
-from scripts.calibrate_lib.items import Item
+from scripts.calibrate_lib.item_sets import Item
 
 NUMBER = Item(id="n", set="s", prompt="?", max_tokens=8, check="number", gold="5")
 PROSE = Item(id="p", set="s", prompt="?", max_tokens=8)

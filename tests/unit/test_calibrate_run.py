@@ -17,7 +17,7 @@ from scripts.bench_lib.engine import draft_command
 from scripts.calibrate_lib import speed
 from scripts.calibrate_lib.answers import Answer, Pair
 from scripts.calibrate_lib.floors import Floor
-from scripts.calibrate_lib.items import load_items
+from scripts.calibrate_lib.item_sets import load_items
 from scripts.calibrate_lib.knobs import REFERENCES, Setting, distinct, of_presets, parse_knob, sweep
 from scripts.calibrate_lib.options import read_options
 from scripts.calibrate_lib.quality import Sampling, likeness, measure, pairs_of, tasks

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.calibrate_lib.items import GOLD_SETS, SETS, Item, digest, load_items
+from scripts.calibrate_lib.item_sets import GOLD_SETS, SETS, Item, digest, load_items
 from scripts.calibrate_lib.scoring import answer, code, defined, number, says, score
 
 
