@@ -1,24 +1,9 @@
-"""Has the cluster what the pools ask for? A pure check over a snapshot of its nodes; Ray is asked only at the edge."""
+"""Has the cluster what the pools ask for? The table of pools; Ray is asked only for the snapshot of its nodes."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """What one node offers in all, used or not."""
-
-    resources: Mapping[str, float]
-    labels: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """What one pool must hold: bundles that each need one node."""
-
-    pool: str
-    labels: Mapping[str, str]
-    bundles: tuple[Mapping[str, float], ...]
+from cluster.pools import Node, Wish, matches, plan, spell
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,81 +11,43 @@ class Verdict:
     """One row of the table."""
 
     pool: str
+    holds: str  # deployments and how many replicas of each
     wants: str
     has: str
     missing: str  # empty: all there
+    note: str = ""  # what is there, but not made sure of
 
 
 def check(wishes: Sequence[Wish], nodes: Iterable[Node]) -> list[Verdict]:
-    """Place every bundle on the first node with room, largest first; say what finds no place.
-
-    Pools share nodes, so they are placed against the same room.
-    """
+    """One row for each wish, in order; see :func:`cluster.pools.plan`."""
     all_nodes = list(nodes)
-    room = [dict(node.resources) for node in all_nodes]
-    verdicts = []
-    for wish in wishes:
-        matching = [index for index, node in enumerate(all_nodes) if matches(wish.labels, node.labels)]
-        unplaced: list[Mapping[str, float]] = []
-        for bundle in sorted(wish.bundles, key=lambda item: -sum(item.values())):
-            place = next((index for index in matching if fits(bundle, room[index])), None)
-            if place is None:
-                unplaced.append(bundle)
-                continue
-            for name, amount in bundle.items():
-                room[place][name] -= amount
-        names = {name for bundle in wish.bundles for name in bundle}
-        has = {name: sum(all_nodes[index].resources.get(name, 0) for index in matching) for name in sorted(names)}
-        wants = _total(wish.bundles)
-        verdicts.append(
-            Verdict(
-                wish.pool, _spell(wants, wish.labels), _has(has, matching, wish), _missing(unplaced, wish, matching)
-            )
+    planned = plan(wishes, all_nodes)
+    lacks = {lack.pool: lack.what for lack in planned.lacks}
+    notes = {note.pool: note.what for note in planned.notes}
+    return [
+        Verdict(
+            wish.pool,
+            wish.holds,
+            spell(_total(wish), wish.labels),
+            _has(wish, all_nodes),
+            lacks.get(wish.pool, ""),
+            notes.get(wish.pool, ""),
         )
-    return verdicts
+        for wish in wishes
+    ]
 
 
-def matches(wanted: Mapping[str, str], labels: Mapping[str, str]) -> bool:
-    """Ray's label selectors: ``value``, ``!value``, ``in(a, b)`` and ``!in(a, b)``."""
-    for key, selector in wanted.items():
-        negated = selector.startswith("!")
-        text = selector[1:] if negated else selector
-        values = text[3:-1].split(",") if text.startswith("in(") and text.endswith(")") else [text]
-        if (labels.get(key) in [value.strip() for value in values]) == negated:
-            return False
-    return True
+def _total(wish: Wish) -> dict[str, float]:
+    names = {name for bundle in wish.bundles for name in bundle}
+    return {name: sum(bundle.get(name, 0.0) for bundle in wish.bundles) for name in names}
 
 
-def fits(bundle: Mapping[str, float], room: Mapping[str, float]) -> bool:
-    """Is there room for the bundle?"""
-    return all(room.get(name, 0.0) >= amount - 1e-9 for name, amount in bundle.items())
-
-
-def _total(bundles: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    total: dict[str, float] = {}
-    for bundle in bundles:
-        for name, amount in bundle.items():
-            total[name] = total.get(name, 0.0) + amount
-    return total
-
-
-def _spell(resources: Mapping[str, float], labels: Mapping[str, str]) -> str:
-    parts = [f"{name} {amount:g}" for name, amount in sorted(resources.items())]
-    return ", ".join(parts + [f"{key}={value}" for key, value in sorted(labels.items())]) or "nothing"
-
-
-def _has(has: Mapping[str, float], matching: Sequence[int], wish: Wish) -> str:
+def _has(wish: Wish, nodes: Sequence[Node]) -> str:
+    matching = [node for node in nodes if matches(wish.labels, node.labels)]
     if wish.labels and not matching:
         return "no node with these labels"
-    return _spell(has, {}) + f" on {len(matching)} node{'s' if len(matching) != 1 else ''}"
-
-
-def _missing(unplaced: Sequence[Mapping[str, float]], wish: Wish, matching: Sequence[int]) -> str:
-    if not unplaced:
-        return ""
-    if wish.labels and not matching:
-        return ", ".join(f"{key}={value}" for key, value in sorted(wish.labels.items()))
-    return f"{_spell(_total(unplaced), {})} ({len(unplaced)} of {len(wish.bundles)} replicas or ranks find no node)"
+    has = {name: sum(node.resources.get(name, 0.0) for node in matching) for name in _total(wish)}
+    return f"{spell(has)} on {len(matching)} node{'s' if len(matching) != 1 else ''}"
 
 
 def snapshot() -> list[Node]:
@@ -108,7 +55,11 @@ def snapshot() -> list[Node]:
     import ray
 
     return [
-        Node({k: v for k, v in node["Resources"].items() if not k.startswith("node:")}, node.get("Labels", {}))
+        Node(
+            {k: v for k, v in node["Resources"].items() if not k.startswith("node:")},
+            node.get("Labels", {}),
+            str(node.get("NodeManagerAddress", "")),
+        )
         for node in ray.nodes()
         if node["Alive"]
     ]

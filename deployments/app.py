@@ -12,6 +12,8 @@ from ray.serve.deployment import Application
 from ray.serve.llm import LLMConfig, build_llm_deployment
 
 from deployments.config import AppConfig, ConfigError, DraftSpec, load_args
+from deployments.config.autoscaling import Scaling
+from deployments.config.placement import pool_selectors
 from deployments.config.tokenizers import require_same_tokenizer
 from deployments.draft.deployment import DraftDeployment
 from deployments.evidence.build import evidence_problems
@@ -39,11 +41,16 @@ def actor_options(config: AppConfig, pool_name: str) -> dict[str, Any]:
         options["num_gpus"] = pool.gpus
     if pool.resources:
         options["resources"] = dict(pool.resources)
-    if pool.labels:
-        options["label_selector"] = dict(pool.labels)
+    if selector := pool_selectors(config)[pool_name]:
+        options["label_selector"] = selector
     if pool.runtime_env:
         options["runtime_env"] = dict(pool.runtime_env)
     return options
+
+
+def replica_count(replicas: int, scaling: Scaling | None) -> dict[str, Any]:
+    """Serve's options for how many replicas a deployment has: a number, or the one it starts with and what changes it."""
+    return {"num_replicas": replicas} if scaling is None else {"autoscaling_config": scaling.serve_config(replicas)}
 
 
 def build_draft(config: AppConfig, draft: DraftSpec) -> Application:
@@ -52,7 +59,7 @@ def build_draft(config: AppConfig, draft: DraftSpec) -> Application:
     deployment = serve.deployment(
         DraftDeployment,
         name=draft_name(draft.name),
-        num_replicas=draft.replicas,
+        **replica_count(draft.replicas, config.autoscaling.drafts.get(draft.name)),
         # calls that write answers last; those beyond what may wait are refused there, and control calls come through
         max_ongoing_requests=4 * draft.answers_waiting,
         ray_actor_options=actor_options(config, draft.pool),
@@ -78,7 +85,7 @@ def build_evidence(config: AppConfig) -> Application | None:
     deployment = serve.deployment(
         EvidenceDeployment,
         name=EVIDENCE,
-        num_replicas=1,  # it is the only writer of its index
+        **replica_count(1, config.autoscaling.evidence),  # one where it has an index, whose only writer it is
         max_ongoing_requests=config.limits.router_max_ongoing_requests,
         ray_actor_options=actor_options(config, spec.pool),
         health_check_period_s=faults.discovery_timeout_s,
@@ -97,18 +104,18 @@ def vocab_size(config: AppConfig) -> int:
 
 def llm_config(config: AppConfig) -> LLMConfig:
     """The target in ``ray.serve.llm``'s terms."""
-    target, pool = config.target, config.pools[config.target.pool]
+    target = config.target
     options = actor_options(config, target.pool)
     # replicas run in a placement group: its bundles carry resources and labels, the actor itself only needs CPUs
     deployment: dict[str, Any] = {
-        "num_replicas": target.replicas,
+        **replica_count(target.replicas, config.autoscaling.target),
         "max_ongoing_requests": config.limits.max_ongoing_requests,
         "max_queued_requests": config.limits.max_queued_requests,
         "ray_actor_options": {"num_cpus": options["num_cpus"]},
         "graceful_shutdown_timeout_s": config.fault_policy.drain_timeout_s,
     }
-    if pool.labels:
-        deployment["placement_group_bundle_label_selector"] = [dict(pool.labels)]
+    if selector := pool_selectors(config)[target.pool]:
+        deployment["placement_group_bundle_label_selector"] = [selector]
     return LLMConfig(
         model_loading_config={"model_id": target.name, "model_source": str(target.model)},
         accelerator_config={"kind": "cpu" if on_cpu(config) else "gpu"},
@@ -181,7 +188,7 @@ def build_router(
     deployment = serve.deployment(
         ingress_class(config.limits.retry_after_s),
         name=ROUTER,
-        num_replicas=config.limits.router_replicas,
+        **replica_count(config.limits.router_replicas, config.autoscaling.router),
         max_ongoing_requests=config.limits.router_max_ongoing_requests,
         ray_actor_options={"num_cpus": 0},  # it waits far more than it computes
     )

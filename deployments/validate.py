@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from cluster.preflight import Verdict, check, snapshot
@@ -64,11 +65,13 @@ def check_cluster(configs: list[AppConfig], address: str) -> list[Verdict]:
 
 
 def table(verdicts: list[Verdict]) -> Table:
-    """Pool, wants, has, missing."""
+    """Pool and what it holds, wants, has, missing."""
     view = Table("pool", "wants", "has", "missing")
     for verdict in verdicts:
-        missing = f"[red]{verdict.missing}[/red]" if verdict.missing else "[green]nothing[/green]"
-        view.add_row(verdict.pool, verdict.wants, verdict.has, missing)
+        missing = f"[red]{escape(verdict.missing)}[/red]" if verdict.missing else "[green]nothing[/green]"
+        note = f"\n[yellow]{escape(verdict.note)}[/yellow]" if verdict.note else ""
+        pool = f"{verdict.pool}\n[dim]{escape(verdict.holds)}[/dim]" if verdict.holds else verdict.pool
+        view.add_row(pool, verdict.wants, verdict.has, missing + note)
     return view
 
 

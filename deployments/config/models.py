@@ -6,9 +6,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, create_model, field_validator, model_validator
 
+from cluster.pools import ACCELERATORS
 from deployments.chain.faults import FaultPolicy
 from deployments.chain.protocol import MAX_DRAFT_TOKENS
 from deployments.config.answer import Answer
+from deployments.config.autoscaling import Autoscaling
+from deployments.config.placement import allowed, pool_selectors, told_apart
 from deployments.config.presets import with_shipped
 from deployments.config.strict import Strict
 from deployments.config.validators import Validators
@@ -51,6 +54,11 @@ class Pool(Strict):
     beside_target: bool = Field(
         default=False, description="drafts of this pool may run on nodes that hold the target's GPUs"
     )
+    near: Name | None = Field(
+        default=None,
+        description="a pool whose kind of node this one shares (its labels are taken over): shared memory instead of a network",
+    )
+    apart: list[Name] = Field(default_factory=list, description="pools whose nodes this one keeps off")
 
     @field_validator("resources")
     @classmethod
@@ -58,6 +66,8 @@ class Pool(Strict):
         for name in value:
             if name in ("CPU", "GPU", "memory"):
                 raise ValueError(f"{name} is not a custom resource: use cpus and gpus")
+            if name in ACCELERATORS and value[name] > 1 and value[name] % 1:
+                raise ValueError(f"{name}: Ray gives out shares of one device, or whole devices, not {value[name]:g}")
         return value
 
     def wants(self) -> dict[str, float]:
@@ -305,6 +315,7 @@ class AppConfig(Strict):
     evidence: Evidence | None = Field(default=None, description="None: answers are drafted by models only")
     limits: Limits = Field(default_factory=Limits)
     faults: Faults = Field(default_factory=Faults)
+    autoscaling: Autoscaling = Field(default_factory=Autoscaling)
 
     @property
     def fault_policy(self) -> FaultPolicy:
@@ -342,6 +353,7 @@ class AppConfig(Strict):
                 raise ValueError(f"args.drafts: two drafts are named {name!r}; names must differ")
         self._check_placement()
         self._check_cores()
+        self._check_autoscaling()
         return self
 
     def _check_placement(self) -> None:
@@ -350,16 +362,29 @@ class AppConfig(Strict):
             raise ValueError(
                 "args.target.cores: lists the cores of one rank; leave it out with tensor_parallel_size > 1"
             )
+        try:
+            pool_selectors(self)
+        except ValueError as error:
+            raise ValueError(f"args.pools.{error}") from None
         if not target_pool.gpus:
             return
         for index, draft in enumerate(self.drafts):
-            pool = self.pools[draft.pool]
-            apart = draft.pool != self.target.pool and (pool.resources or pool.labels)
-            if not apart and not pool.beside_target:
+            if allowed(self.pools, draft.pool, self.target.pool):
+                beside = draft.pool != self.target.pool or self.pools[draft.pool].beside_target
+            else:
+                beside = told_apart(self, draft.pool)
+            if not beside:
                 raise ValueError(
                     f"args.drafts[{index}].pool: drafts of pool {draft.pool!r} could land on the target's GPU nodes; give "
-                    "the pool a resource or a label that those nodes lack, or allow it with beside_target: true"
+                    "either pool a label, or this one a resource that those nodes lack, or allow it with beside_target: true"
                 )
+
+    def _check_autoscaling(self) -> None:
+        starts = {draft.name: draft.replicas for draft in self.drafts}
+        indexed = None if self.evidence is None else self.evidence.index is not None
+        problems = self.autoscaling.problems(starts, self.target.replicas, self.limits.router_replicas, indexed)
+        if problems:
+            raise ValueError("; ".join(f"args.autoscaling.{problem}" for problem in problems))
 
     def _check_cores(self) -> None:
         """A draft may work on the target's last cores: the engine does without them for as long as it does."""

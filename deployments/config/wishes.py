@@ -1,19 +1,33 @@
 """What a configuration asks of the cluster, pool by pool."""
 
-from cluster.preflight import Verdict, Wish
+from cluster.pools import Wish
+from cluster.preflight import Verdict
 from deployments.config.models import AppConfig
+from deployments.config.placement import pool_rules, pool_selectors
 from deployments.target.engine_args import replica_bundles
 
 
 def wishes(config: AppConfig) -> list[Wish]:
-    """One wish for each pool that something is placed on."""
+    """One wish for each pool that something is placed on; of what scales, the replicas it starts with."""
     bundles: dict[str, list[dict[str, float]]] = {}
-    bundles[config.target.pool] = replica_bundles(config) * config.target.replicas
+    holds: dict[str, list[str]] = {}
+
+    def add(pool: str, what: str, wanted: list[dict[str, float]], replicas: int) -> None:
+        if replicas:
+            bundles.setdefault(pool, []).extend(wanted * replicas)
+            holds.setdefault(pool, []).append(what if replicas == 1 else f"{what} x{replicas}")
+
+    add(config.target.pool, "target", replica_bundles(config), config.target.replicas)
     for draft in config.drafts:
-        bundles.setdefault(draft.pool, []).extend([config.pools[draft.pool].wants()] * draft.replicas)
+        wanted = [config.pools[draft.pool].wants()]
+        add(draft.pool, f"draft {draft.name} ({draft.provider})", wanted, draft.replicas)
     if config.evidence is not None:
-        bundles.setdefault(config.evidence.pool, []).append(config.pools[config.evidence.pool].wants())
-    return [Wish(name, config.pools[name].labels, tuple(wanted)) for name, wanted in bundles.items() if wanted]
+        add(config.evidence.pool, "evidence", [config.pools[config.evidence.pool].wants()], 1)
+    rules, selectors = pool_rules(config), pool_selectors(config)
+    return [
+        Wish(name, selectors[name], tuple(wanted), rules[name].near, rules[name].apart, ", ".join(holds[name]))
+        for name, wanted in bundles.items()
+    ]
 
 
 def placement_problems(verdicts: list[Verdict]) -> list[str]:

@@ -5,9 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ray.serve.config import AutoscalingConfig
 
-from deployments.app import actor_options, llm_config, vocab_size
+from deployments.app import actor_options, build_draft, llm_config, vocab_size
 from deployments.config import AppConfig, load_args
+from deployments.config.autoscaling import Autoscaling
+from deployments.config.models import Pool
+from deployments.config.wishes import wishes
 from deployments.names import deployment_names
 
 
@@ -48,6 +52,36 @@ def test_the_target_in_ray_serve_llms_terms(config: AppConfig) -> None:
     assert llm.experimental_configs["stream_batching_interval_ms"] == 0
     assert llm.engine_kwargs["worker_cls"].endswith("GpuTargetWorker")
     assert llm.runtime_env == {"env_vars": {"A": "1"}}
+
+
+def test_nothing_scales_unless_told_to(config: AppConfig) -> None:
+    assert llm_config(config).deployment_config["num_replicas"] == 1
+    assert build_draft(config, config.drafts[0])._bound_deployment._deployment_config.autoscaling_config is None
+
+
+def test_a_section_makes_a_deployment_scale(config: AppConfig) -> None:
+    sections = {
+        "target": {"max_replicas": 4, "target_ongoing_requests": 8},
+        "drafts": {"a": {"min_replicas": 0, "max_replicas": 2}},
+    }
+    scaling = config.model_copy(update={"autoscaling": Autoscaling.model_validate(sections)})
+    target = llm_config(scaling).deployment_config
+    assert "num_replicas" not in target
+    assert AutoscalingConfig(**target["autoscaling_config"]).max_replicas == 4
+    draft = build_draft(scaling, config.drafts[0])._bound_deployment._deployment_config.autoscaling_config
+    assert (draft.min_replicas, draft.initial_replicas, draft.max_replicas) == (0, 1, 2)
+    assert draft.policy.policy_kwargs["loads"].keys() == {"busy", "sessions", "answers"}
+
+
+def test_co_location_is_written_into_selectors(config: AppConfig) -> None:
+    pools = config.pools | {
+        "beside": Pool(near="gpu"),
+        "npu": config.pools["npu"].model_copy(update={"labels": {}}),
+    }
+    near = config.model_copy(update={"pools": pools})
+    assert actor_options(near, "beside")["label_selector"] == {"kind": "gpu"}
+    assert actor_options(near, "npu")["label_selector"] == {"kind": "!gpu"}  # drafts keep off the target's GPU nodes
+    assert wishes(near)[1].apart == {"gpu"}
 
 
 def test_names(config: AppConfig) -> None:

@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 import pytest
 import yaml
 
-from cluster.preflight import Node, Wish, check, matches
+from cluster.pools import Node, Wish, matches
+from cluster.preflight import check
 from deployments.config import AppConfig, load_args
 from deployments.config.load import REPOSITORY
 from deployments.config.serve_file import lint, read, unknown_overrides
