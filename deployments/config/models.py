@@ -125,7 +125,7 @@ class DraftSpec(Strict):
         default=True, description="draft for likely outcomes while the target verifies; false: only when asked"
     )
     answers_share: float = Field(
-        default=0.25,
+        default=0.5,
         ge=0.0,
         le=1.0,
         description="of the time between messages, for whole answers while drafting wants it too; they always get what is left",
