@@ -20,6 +20,7 @@ from deployments.evidence.build import evidence_problems
 from deployments.evidence.deployment import EvidenceDeployment
 from deployments.names import EVIDENCE, ROUTER, draft_name
 from deployments.router.router import ingress_class
+from deployments.target.autoscaled import AutoscaledTarget
 from deployments.target.engine_args import engine_kwargs, on_cpu, placement, runtime_env
 from deployments.target.local_model import LocalModel
 from deployments.target.server import TargetServer
@@ -131,11 +132,13 @@ def llm_config(config: AppConfig) -> LLMConfig:
 def build_target(config: AppConfig, drafts: dict[str, Application]) -> dict[str, Any]:
     """The target deployment and its model card."""
     llm = llm_config(config)
+    wakes = [name for name, section in config.autoscaling.drafts.items() if name in drafts and not section.min_replicas]
+    scaling = AutoscaledTarget if wakes or config.autoscaling.target is not None else None
     application = build_llm_deployment(
         llm,
         name_prefix="Target:",
-        deployment_cls=TargetServer,
-        bind_kwargs={"drafts": drafts, "faults": asdict(config.fault_policy)},
+        deployment_cls=scaling or TargetServer,
+        bind_kwargs={"drafts": drafts, "faults": asdict(config.fault_policy), **({"wakes": wakes} if scaling else {})},
     )
     return {"application": application, "card": to_model_metadata(llm.model_id, llm)}
 

@@ -15,6 +15,8 @@ from deployments.config.models import DraftSpec
 from deployments.draft.answers import Writing
 from deployments.draft.build import build_engine
 from deployments.draft.desk import Desk
+from deployments.draft.leaving import linger
+from deployments.draft.load import LoadMeter
 from hw.providers import Tuning
 
 
@@ -48,6 +50,8 @@ class DraftDeployment:
         self._server = DraftServer(self._engine, ray.util.get_node_ip_address(), name, self._faults)
         self._server.start()
         self._desk = Desk(self._engine, self._server, self._faults)
+        self._load = LoadMeter(self._spec.slots)
+        self._left = False
         self._seen: dict[str, float] = {}  # target key: when it last asked
 
     def endpoint(self, client_key: str, kv_offer: dict[str, Any]) -> dict[str, Any]:
@@ -83,12 +87,26 @@ class DraftDeployment:
         """Counters of the engine and the socket."""
         return {**self._engine.stats(), **self._server.stats()}
 
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Serve calls this every few seconds where the draft scales; see :class:`~deployments.draft.load.LoadMeter`."""
+        return self._load.read(self.stats())
+
+    def wake(self) -> None:
+        """Nothing: that a target waits for this call has Serve start the first replica."""
+
     def check_health(self) -> None:
         """Serve replaces the replica when the drafting thread died."""
         if not self._server.alive:
             raise RuntimeError(f"the drafting thread of {self._spec.name} died")
 
     def __del__(self) -> None:
+        """Serve calls this after the last request for answers has ended; targets may still have rounds here."""
         server = getattr(self, "_server", None)
-        if server is not None:
-            server.stop()
+        if server is None or getattr(self, "_left", True):
+            return
+        self._left = True
+        if server.alive:
+            # Serve has waited for two seconds by now (graceful_shutdown_wait_loop_s); idle targets know, busy ones are seen
+            limit_s = self._faults.drain_timeout_s / 2  # the other half is for requests that were still running
+            linger(lambda: self._engine.stats().get("steps", 0.0), self._faults.draft_deadline_s, limit_s)
+        server.stop()
