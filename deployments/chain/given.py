@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 MAX_DRAFTS = 8  # with one request
 MAX_TOKENS = 2_048  # of one draft
-MAX_CHARACTERS = 65_536  # of all that are given as text, together: tokenising them holds up the others that are served
+MAX_CHARACTERS = 65_536  # of all that are given as text, together
 
 
 def problem(draft: Sequence[int], vocab_size: int) -> str:

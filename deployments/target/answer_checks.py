@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 import numpy as np
 from vllm.engine.protocol import EngineClient
+from vllm.exceptions import VLLMValidationError
 from vllm.inputs import TokensPrompt
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
@@ -136,7 +137,7 @@ class AnswerChecks:
         checks = [Verification(list(draft)) for draft in drafts]
         try:
             params, options = _sampling(sampling), _options(policy, sampling, tenant)
-        except (ValueError, TypeError, msgspec.ValidationError) as error:
+        except (ValueError, TypeError, msgspec.ValidationError, VLLMValidationError) as error:
             for check in checks:
                 check.reason = str(error)
             return [check.as_dict() for check in checks]

@@ -1,6 +1,7 @@
 """The target's Serve deployment: ``ray.serve.llm``'s server, which also finds the drafts and adds traces to responses."""
 
 import asyncio
+import copy
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
@@ -46,7 +47,7 @@ class TargetServer(LLMServer):
         await super().start()
         stop_strings.install(self.engine._engine_client.output_processor)
         tokenizer = self.engine._engine_client.get_tokenizer()
-        self._tokenizer, self._decode = tokenizer, tokenizer.decode
+        self._tokenizer, self._decode = copy.deepcopy(tokenizer), tokenizer.decode  # the copy is for another thread
         self._checks = AnswerChecks(self.engine._engine_client, self.take_trace)
         asks = {name: self._ask(handle) for name, handle in self._drafts.items()}
         self._discovery = DraftDiscovery(asks, self.engine.collective_rpc, self._faults)
@@ -75,7 +76,7 @@ class TargetServer(LLMServer):
         options = chain_options(request)
         predicted = options is not None and bool(options.texts)
         if options is not None and predicted:
-            options = tokenised(options, self._tokenizer)
+            options = await asyncio.to_thread(tokenised, options, self._tokenizer)  # long drafts take many milliseconds
             request.vllm_xargs = {**request.vllm_xargs, "chain": msgspec.json.encode(options).decode()}
         keep_usage = True
         if options is not None and options.trace and stream:
