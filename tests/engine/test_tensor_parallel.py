@@ -21,7 +21,14 @@ def test_two_ranks_equal_plain(tmp_path: Path) -> None:
         "VLLM_CPU_KVCACHE_SPACE": "1",
     }
     done = subprocess.run(
-        [sys.executable, "-m", "tests.engine.tp_main", str(model("target")), str(tmp_path / "tiny")],
+        [
+            sys.executable,
+            "-m",
+            "tests.engine.tp_main",
+            str(model("target")),
+            str(tmp_path / "tiny"),
+            str(model("sentences")),
+        ],
         cwd=ROOT,
         env=environment,
         capture_output=True,
@@ -36,3 +43,9 @@ def test_two_ranks_equal_plain(tmp_path: Path) -> None:
     assert [len(names) for names in result["connected"]] == [1, 0]
     stats = result["stats"][0]
     assert 0 < stats["accepted_tokens"] < stats["drafted_tokens"]
+    assert stats["relaxed_tokens"] == 0
+    first, second = result["semantic"]
+    assert first["relaxed_tokens"] > 0
+    assert first["semantic_compared"] > 0
+    assert "semantic_compared" not in second  # the first decides for both
+    assert result["equal_after"]

@@ -36,7 +36,7 @@ def main() -> None:
     from deployments.channel.server import DraftServer
     from tests.fakes import FakeDrafter, half_right
 
-    source, folder = sys.argv[1:]
+    source, folder, sentences = sys.argv[1:]
     tiny_checkpoint(source, folder)
     llm = LLM(
         model=folder,
@@ -52,6 +52,7 @@ def main() -> None:
             "model": "deployments.target.proposer.ChainProposer",
             "num_speculative_tokens": 3,
         },
+        additional_config={"chain_semantic_model": sentences, "chain_semantic_budget_ms": 1000.0},
     )
     prompts = [f"number {n} of" for n in range(6)]
     params = [SamplingParams(temperature=t, seed=4, max_tokens=24, ignore_eos=True) for t in (0, 0, 0, 1.0, 1.0, 1.0)]
@@ -63,6 +64,11 @@ def main() -> None:
     server.start()
     connected = llm.collective_rpc("connect_drafts", args=([msgspec.to_builtins(server.endpoint())],))
     drafted = llm.generate(prompts, params, use_tqdm=False)
+    stats = llm.collective_rpc("draft_stats")
+    policy = {"extra_args": {"chain": '{"policy": {"name": "semantic", "similarity": 0.0, "mask": 1.0}}'}}
+    loose = [SamplingParams(temperature=0, max_tokens=48, ignore_eos=True, **policy) for _ in prompts]
+    llm.generate(prompts, loose, use_tqdm=False)
+    after = llm.generate(prompts, params, use_tqdm=False)  # ranks that had parted would not agree any more
     print(
         "RESULT"
         + json.dumps(
@@ -70,7 +76,10 @@ def main() -> None:
                 "equal": [list(o.outputs[0].token_ids) for o in drafted]
                 == [list(o.outputs[0].token_ids) for o in plain],
                 "connected": connected,
-                "stats": llm.collective_rpc("draft_stats"),
+                "stats": stats,
+                "equal_after": [list(o.outputs[0].token_ids) for o in after]
+                == [list(o.outputs[0].token_ids) for o in plain],
+                "semantic": llm.collective_rpc("draft_stats"),
             }
         ),
         flush=True,
