@@ -2,13 +2,15 @@
 
 from ray.serve import metrics
 
+DRAFTS = "chain_evidence_drafts_total"
+
 
 class Metrics:
     """Counted as it happens: a few drafts for each request, not for each token."""
 
     def __init__(self) -> None:
         self._drafts = metrics.Counter(
-            "chain_evidence_drafts_total",
+            DRAFTS,
             description="Times a source of whole answers was asked, by outcome: a draft, or why there is none",
             tag_keys=("source", "outcome"),
         )
