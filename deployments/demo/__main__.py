@@ -24,7 +24,7 @@ from deployments.demo import show
 from deployments.demo.client import PROMPT, WARM_UP, Answer, DemoError, body, chat
 from deployments.demo.deploy import deploy, wait_for_drafts, watch
 from deployments.names import deployment_names, target_name
-from deployments.validate import check_file
+from deployments.validate import check_file, table
 
 DRAFT_WAIT_S = 20.0
 
@@ -75,8 +75,11 @@ def _serve(console: Console, file: Path, port: int | None, once: bool) -> None:
             _listen()  # Ray has put its own handlers in their place
             logging.getLogger("ray.serve").setLevel(logging.WARNING)
             _done(progress, step)
-            problems = placement_problems(check(wishes(config), snapshot())) + _core_problems(config)
+            verdicts = check(wishes(config), snapshot())
+            problems = placement_problems(verdicts) + _core_problems(config)
             if problems:
+                progress.stop()
+                console.print(table(verdicts))
                 raise DemoError("\n".join(problems))
             deploy(content)
             _wait(progress, application, config, ray.logs)

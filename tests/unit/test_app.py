@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from ray.serve.config import AutoscalingConfig
 
-from deployments.app import actor_options, build_draft, llm_config, vocab_size
+from deployments.app import actor_options, build_draft, build_target, llm_config, vocab_size
 from deployments.config import AppConfig, load_args
 from deployments.config.autoscaling import Autoscaling
 from deployments.config.models import Pool
@@ -82,6 +82,32 @@ def test_co_location_is_written_into_selectors(config: AppConfig) -> None:
     assert actor_options(near, "beside")["label_selector"] == {"kind": "gpu"}
     assert actor_options(near, "npu")["label_selector"] == {"kind": "!gpu"}  # drafts keep off the target's GPU nodes
     assert wishes(near)[1].apart == {"gpu"}
+
+
+def test_what_a_pool_holds_is_said(config: AppConfig) -> None:
+    scaling = Autoscaling.model_validate({"drafts": {"a": {"max_replicas": 3}}})
+    gpu, npu = wishes(config.model_copy(update={"autoscaling": scaling}))
+    assert gpu.holds == "target x1"
+    assert npu.holds == "draft a (cpu) x1, at most 3"
+
+
+@pytest.mark.parametrize(
+    ("sections", "wakes"),
+    [
+        ({}, None),
+        ({"drafts": {"a": {"max_replicas": 2}}}, None),
+        ({"drafts": {"a": {"min_replicas": 0, "max_replicas": 2}}}, ["a"]),
+        ({"target": {"max_replicas": 2, "target_ongoing_requests": 4}}, []),
+    ],
+)
+def test_the_target_reports_and_wakes_only_where_asked_to(
+    config: AppConfig, sections: dict[str, Any], wakes: list[str] | None
+) -> None:
+    scaling = config.model_copy(update={"autoscaling": Autoscaling.model_validate(sections)})
+    draft = build_draft(scaling, scaling.drafts[0])
+    deployment = build_target(scaling, {"a": draft})["application"]._bound_deployment
+    assert deployment.func_or_class.__name__ == ("TargetServer" if wakes is None else "AutoscaledTarget")
+    assert deployment.init_kwargs.get("wakes") == wakes
 
 
 def test_names(config: AppConfig) -> None:

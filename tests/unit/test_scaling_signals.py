@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from deployments.chain.faults import FaultPolicy
+from deployments.draft.deployment import DraftDeployment
 from deployments.draft.leaving import linger
 from deployments.draft.load import LoadMeter
 from deployments.target.autoscaled import KvUsage
@@ -127,6 +128,44 @@ class TestWaker:
         await asyncio.gather(task, return_exceptions=True)
         await asyncio.sleep(0)
         assert pool.taken_back == 1
+
+
+class Ending:
+    """A draft replica that Serve ends while a target sends a number of messages more, 5 ms apart."""
+
+    def __init__(self, messages: int, alive: bool = True) -> None:
+        self.answered = self.stops = 0
+        self._messages, self.alive = messages, alive
+        self.replica = DraftDeployment.__new__(DraftDeployment)
+        self.replica._faults = FaultPolicy(draft_deadline_s=0.1, drain_timeout_s=2.0)
+        self.replica._engine = self  # type: ignore[assignment]
+        self.replica._server = self  # type: ignore[assignment]
+        self.replica._left = False
+
+    def stats(self) -> dict[str, float]:
+        assert not self.stops
+        self.answered = min(self.answered + 1, self._messages)
+        return {"steps": float(self.answered)}
+
+    def stop(self) -> None:
+        self.stops += 1
+
+
+class TestEnd:
+    def test_rounds_are_answered_until_none_comes(self) -> None:
+        ending = Ending(messages=6)
+        ending.replica.__del__()
+        assert ending.answered == 6
+        ending.replica.__del__()  # the interpreter calls it again
+        assert ending.stops == 1
+
+    def test_a_dead_drafting_thread_is_not_waited_for(self) -> None:
+        ending = Ending(messages=6, alive=False)
+        ending.replica.__del__()
+        assert (ending.answered, ending.stops) == (0, 1)
+
+    def test_a_replica_that_never_started(self) -> None:
+        DraftDeployment.__new__(DraftDeployment).__del__()
 
 
 class TestLinger:
