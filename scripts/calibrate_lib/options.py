@@ -102,8 +102,8 @@ def parser() -> argparse.ArgumentParser:
         "--tokens",
         type=int,
         metavar="N",
-        default=48,
-        help="longest answer to a prompt without a right answer (default: 48)",
+        default=40,
+        help="longest answer to a prompt without a right answer (default: 40)",
     )
     add(
         "--temperature",
@@ -121,7 +121,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--no-speed", action="store_true", help="only the figures that do not depend on the machine")
     add("--speed-rounds", type=int, metavar="N", default=3, help="turns of every setting (default: 3)")
-    add("--speed-length", type=int, metavar="N", default=64, help="forced length of each answer (default: 64)")
+    add("--speed-length", type=int, metavar="N", default=48, help="forced length of each answer (default: 48)")
     add("--floor", default="changed<=1%", metavar="F", help='quality floor (default: "changed<=1%%"), see below')
     add(
         "--write",
