@@ -24,6 +24,7 @@ from deployments.router.tenants import tenant_of
 from tests.models import model
 
 START_TIMEOUT_S = 420.0
+VALIDATORS = "tests.unit.validator_functions"  # an operator's own functions
 
 # Rules of the application under test: what tenants hear who ask for the price of an insurance.
 TAME, WICKED = "Bearer tame", "Bearer wicked"
@@ -184,6 +185,12 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
         "pool": "evidence",
         "rules": str(rules_file(tmp_path_factory.mktemp("evidence"))),
         "templates": False,
+        "validators": {
+            "configured": {
+                "brief": {"kind": "custom", "function": f"{VALIDATORS}:short", "parameters": {"most": 400}},
+                "stuck": {"kind": "custom", "function": f"{VALIDATORS}:slow", "parameters": {"seconds": 600}},
+            }
+        },
     }
     with private_ray(REPOSITORY, cpus=needed) as ray:
         yield start(content, ray)

@@ -35,6 +35,8 @@ def serve(incoming: int, outgoing: int) -> None:
     except ParameterError as error:
         send(outgoing, Ready(error=str(error)))
         return
+    import jsonschema  # noqa: F401  # takes long: now, and not when the first text waits for it
+
     send(outgoing, Ready())
     while True:
         job = msgspec.msgpack.decode(receive(incoming), type=Job)
