@@ -62,11 +62,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         finished = _ask(run, options, systems.asked(chosen, every), console)
         left = [name for name in run.left_out if name in every]
         kept = [s for s in chosen if s.name not in left and not (s.derive is not None and "chain" in left)]
+        if not finished and not report.whole(store.records, kept, asked, options.wordings):
+            console.print("interrupted before any question was whole; the same command goes on from here")
+            return 130
         result = report.summarise(store.records, kept, asked, options.wordings)
     except (ValueError, RuntimeError) as error:
         console.print(f"[red]{error}[/]", highlight=False)
         return 1
-    commits = sorted({record.commit for record in store.records})
+    commits = sorted({record.commit[:12] for record in store.records})
     result |= {
         "commit": ", ".join(commits),
         "machine": machine.machine(),
@@ -115,6 +118,9 @@ def notes(options: argparse.Namespace, finished: bool) -> list[str]:
         "and one more where it scored drafts. The draft's own work is in the time only.",
         "Systems take turns on each question in rotating order, one request at a time; all but the first find its prompt in the "
         "prefix cache.",
+        "In bfloat16 two tokens can tie, and verifying can then take the other one than plain decoding: that is all by which `chain` "
+        "differs from `target`.",
+        *options.note,
     ]
     if not finished:
         said.append("Interrupted: only questions that every system answered in every wording are counted.")
@@ -163,6 +169,13 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
         type=Path,
         default=ROOT / "results" / "answers.json",
         help="JSON; Markdown beside it (default: results/answers.json)",
+    )
+    add(
+        "--note",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="a sentence for the report, of the machine's load, say",
     )
     add("--fresh", action="store_true", help="forget what an earlier run with the same settings was answered")
     options = command.parse_args(argv)

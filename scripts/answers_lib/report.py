@@ -37,11 +37,7 @@ def summarise(
         ValueError: there is no such question.
     """
     found = {record.key: record for record in records}
-
-    def whole(question: Question) -> bool:
-        return all((_origin(s), question.id, w) in found for s in systems for w in range(wordings))
-
-    asked = [question for question in questions if whole(question)]
+    asked = whole(records, systems, questions, wordings)
     if not asked:
         raise ValueError("no question has been answered by every system in every wording")
     grids = {s.name: [[found[_origin(s), q.id, w] for w in range(wordings)] for q in asked] for s in systems}
@@ -67,6 +63,14 @@ def summarise(
             if name != BASELINE
         }
     return result
+
+
+def whole(
+    records: Sequence[Record], systems: Sequence[System], questions: Sequence[Question], wordings: int
+) -> list[Question]:
+    """The questions that every system has answered in every wording."""
+    known = {record.key for record in records}
+    return [q for q in questions if all((_origin(s), q.id, w) in known for s in systems for w in range(wordings))]
 
 
 def _origin(system: System) -> str:

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scripts.answers_lib import cli, statistics
+from scripts.answers_lib.client import Client
 from scripts.answers_lib.questions import load
 from scripts.answers_lib.records import Draft, Record, Store
 from scripts.answers_lib.systems import reading, systems
@@ -193,3 +194,20 @@ def test_intervals() -> None:
     assert statistics.interval(values) == (mean, low, high)
     two, least, most = statistics.ratio(2 * np.arange(1.0, 9.0), np.arange(1.0, 9.0))
     assert (two, least, most) == pytest.approx((2.0, 2.0, 2.0))
+
+
+def test_an_interrupted_run_keeps_its_answers(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ask, left = Client.ask, iter(range(8))
+
+    def interrupted(self: Client, *arguments: Any) -> Record:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return ask(self, *arguments)
+
+    monkeypatch.setattr(Client, "ask", interrupted)
+    code, result = run(server, tmp_path / "a.json", "--systems", "target,chain")
+    assert (code, result) == (130, {})  # nothing is whole yet
+    monkeypatch.setattr(Client, "ask", ask)
+    code, result = run(server, tmp_path / "a.json", "--systems", "target,chain")
+    assert (code, result["questions"]) == (0, len(SET.instructions))
+    assert server.asked["target"] + server.asked["chain"] == 2 * 2 + 2 * 3 * len(SET.instructions)
