@@ -10,18 +10,34 @@ from scripts.calibrate_lib.item_sets import Item
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one setting answered to one item."""
+    """What one setting answered to one item. ``same``: what the lossless answer says, so that it need not be kept twice."""
 
     id: str
-    tokens: list[int]
-    text: str
-    finish: str  # vLLM's: "stop" or "length"
     steps: int  # of the target
+    tokens: list[int] = []
+    text: str = ""
+    finish: str = ""  # vLLM's: "stop" or "length"
+    same: bool = False
     drafted: int = 0
     accepted: int = 0
     relaxed: list[int] = []  # places of tokens that the policy let pass
     nll: float | None = None  # of all tokens after the prompt, by the target, nats; None: not scored yet
     similarity: float | None = None  # to the lossless answer, by the sentence model; None: not compared yet
+
+    def beside(self, own: "Answer") -> "Answer":
+        """As it is kept: without what the lossless answer says as well."""
+        if (self.tokens, self.text, self.finish) != (own.tokens, own.text, own.finish):
+            return self
+        return msgspec.structs.replace(self, tokens=[], text="", finish="", nll=None, similarity=None, same=True)
+
+    def whole(self, own: "Answer") -> "Answer":
+        """The inverse of :meth:`beside`."""
+        if not self.same:
+            return self
+        near = None if own.similarity is None else 1.0
+        return msgspec.structs.replace(
+            self, tokens=own.tokens, text=own.text, finish=own.finish, nll=own.nll, similarity=near, same=False
+        )
 
 
 @dataclass(frozen=True)

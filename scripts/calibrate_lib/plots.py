@@ -86,6 +86,7 @@ def _trade(table: Sequence[Row], floor: Floor, path: Path) -> None:
     figure, axes = _figure((0.6 + 4.5 * len(gains), 4.2), 1, len(gains))
     kinds = list(dict.fromkeys(row.setting.swept or "presets" for row in table if row.setting.lossy))
     for axis, (title, gain_of) in zip(axes, gains.items(), strict=True):
+        labels: dict[tuple[float, float], list[str]] = {}  # settings that do the same share a point
         for kind in kinds:
             rows = [row for row in table if row.setting.lossy and (row.setting.swept or "presets") == kind]
             colour, mark = (
@@ -95,8 +96,13 @@ def _trade(table: Sequence[Row], floor: Floor, path: Path) -> None:
             for row in rows:
                 gain = gain_of(row)
                 if gain is not None and row.all.changed is not None:
-                    _point(axis, row, row.all.changed, gain, colour, mark)
+                    _point(axis, row.all.changed, gain, colour, mark)
+                    labels.setdefault((row.all.changed.value, gain.value), []).append(
+                        f"{row.setting.value:g}" if row.setting.swept else row.setting.name
+                    )
             axis.scatter([], [], color=colour, marker=mark, label=kind)
+        for place, names in labels.items():
+            axis.annotate(", ".join(names), place, (3, 3), textcoords="offset points", fontsize=7)
         axis.axhline(1.0, color="black", linewidth=1.0, linestyle="--")
         if floor.metric == "changed":
             axis.axvline(floor.limit, color=GREY, linewidth=1.0, linestyle=":", label="floor")
@@ -108,7 +114,7 @@ def _trade(table: Sequence[Row], floor: Floor, path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def _point(axis: "Axes", row: Row, changed: Estimate, gain: Estimate, colour: str, mark: str) -> None:
+def _point(axis: "Axes", changed: Estimate, gain: Estimate, colour: str, mark: str) -> None:
     sides = [[changed.value - (changed.low or 0.0)], [(changed.high or changed.value) - changed.value]]
     ends = None
     if gain.low is not None and gain.high is not None:
@@ -124,8 +130,6 @@ def _point(axis: "Axes", row: Row, changed: Estimate, gain: Estimate, colour: st
         elinewidth=0.5,
         alpha=0.8,
     )
-    name = f"{row.setting.value:g}" if row.setting.swept else row.setting.name
-    axis.annotate(name, (changed.value, gain.value), (3, 3), textcoords="offset points", fontsize=7)
 
 
 def _figure(size: tuple[float, float], rows: int, columns: int = 1) -> tuple[Any, list[Any]]:

@@ -149,6 +149,8 @@ def measure(
         msgspec.structs.replace(pair.other, nll=nll.get(pair.item.id, pair.own.nll), similarity=near.get(pair.item.id))
         for pair in pairs
     ]
+    if own:
+        answers = [answer.beside(own[answer.id]) for answer in answers]
     seconds = round(time.monotonic() - started, 1)
     return Cell(setting=task.setting.name, set=task.items[0].set, answers=answers, commit=commit, seconds=seconds)
 
@@ -174,7 +176,8 @@ def pairs_of(
         own = store.cells.get(cell_key(REFERENCES[1], items, sampling.as_dict()))
         other = store.cells.get(cell_key(setting, items, sampling.as_dict()))
         if own is not None and other is not None:
-            found[name] = [Pair(*row) for row in zip(items, own.answers, other.answers, strict=True)]
+            rows = zip(items, own.answers, other.answers, strict=True)
+            found[name] = [Pair(item, its_own, answer.whole(its_own)) for item, its_own, answer in rows]
     return found
 
 

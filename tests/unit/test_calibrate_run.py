@@ -144,6 +144,18 @@ def test_only_what_differs_from_lossless_is_scored_and_compared(tmp_path: Path) 
     )
 
 
+def test_an_answer_that_says_the_same_is_kept_once(tmp_path: Path) -> None:
+    store = Store.open(tmp_path / "run.json", CONDITIONS)
+    run(store)
+    cells = {cell.setting: cell for cell in store.cells.values() if cell.set == "prose"}
+    assert all(answer.same and not answer.tokens and not answer.text for answer in cells["plain"].answers)
+    assert not any(answer.same for name in ("lossless", SETTINGS[1].name) for answer in cells[name].answers)
+    for pair in pairs_of(REFERENCES[0], items(), SAMPLING, store)["prose"]:
+        assert (pair.other.tokens, pair.other.text, pair.other.nll) == (pair.own.tokens, pair.own.text, pair.own.nll)
+        assert pair.other.similarity == 1.0
+        assert not pair.changed
+
+
 def test_likeness_is_one_for_equal_texts_and_unknown_without_a_model() -> None:
     each = load_items("prose", 16, 2)
     own, other = (Answer(id="x", tokens=[1], text=text, finish="stop", steps=1) for text in ("a", "bb"))
