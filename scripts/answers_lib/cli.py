@@ -118,8 +118,8 @@ def notes(options: argparse.Namespace, finished: bool) -> list[str]:
         "and one more where it scored drafts. The draft's own work is in the time only.",
         "Systems take turns on each question in rotating order, one request at a time; all but the first find its prompt in the "
         "prefix cache.",
-        "In bfloat16 two tokens can tie, and verifying can then take the other one than plain decoding: that is all by which `chain` "
-        "differs from `target`.",
+        "Where the target computes in bfloat16, logits a rounding step apart can come out either way: verifying several tokens at "
+        "once can then go on otherwise than plain decoding, and `chain` than `target`. In float32 their texts are the same.",
         *options.note,
     ]
     if not finished:

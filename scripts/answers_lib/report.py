@@ -108,6 +108,12 @@ def costs(grid: list[list[Record]], base: list[list[Record]] | None) -> dict[str
     }
     if base is None:
         return row
+    pairs = [
+        (own.text, alone.text)
+        for line, other in zip(grid, base, strict=True)
+        for own, alone in zip(line, other, strict=True)
+    ]
+    row["same_text"] = float(np.mean([own == alone for own, alone in pairs]))
     row["time_ratio"] = ratio(_sums(grid, "seconds"), _sums(base, "seconds"))
     row["passes_ratio"] = ratio(_sums(grid, "passes"), _sums(base, "passes"))
     if all(record.cpu_seconds is not None for line in [*grid, *base] for record in line):
@@ -146,6 +152,9 @@ def verdict(result: Mapping[str, Any]) -> list[str]:
         for what, figures in compared.items():
             if figures is not None:
                 said.append(f"`{name}`: {what} {_difference(figures)}.")
+    for name, row in result["systems"].items():
+        if "same_text" in row:
+            said.append(f"`{name}`: word for word what the target alone answers in {row['same_text']:.0%} of requests.")
     for name, parts in result.get("outcomes", {}).items():
         figures = parts.get("consensus", {})
         if "time_ratio" in figures:
