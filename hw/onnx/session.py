@@ -23,12 +23,15 @@ import onnxruntime as ort
 from hw.onnx.costs import StepCosts
 from hw.onnx.slots import KVBuffer, runs
 from hw.providers import ProviderProfile, Tuning, get_profile
+from hw.providers.profile import CPU
+from hw.providers.runtime import Placement, open_session, read_placement
 
 Logits = npt.NDArray[np.float32]
 
 _KV_TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 _BINDINGS = 64  # cached ranges; one holds about 2 names a layer, no tensors of its own
 _WARMUP_ROUNDS = 3
+_ATTENTION = "GroupQueryAttention"
 
 
 class UnsupportedModel(ValueError):
@@ -100,17 +103,19 @@ class OnnxModel:
     ) -> None:
         """Load ``folder/model.onnx``. ``context`` is cut to what the model allows.
 
-        Raises FileNotFoundError, :class:`UnsupportedModel`, or :class:`hw.providers.UnknownProvider`.
+        Raises FileNotFoundError, :class:`UnsupportedModel` (also for a provider that cannot hold the model),
+        :class:`hw.providers.UnknownProvider`, or :class:`hw.providers.ProviderMissing`.
         """
         path = Path(folder) / "model.onnx"
         if not path.is_file():
             raise FileNotFoundError(f"{path} is missing: run scripts/prepare_models")
         self.profile = provider if isinstance(provider, ProviderProfile) else get_profile(provider)
-        if not self.profile.shared_kv:
-            raise UnsupportedModel(f"provider {self.profile.name} cannot grow KV in place")
+        if self.profile.obstacle:
+            raise UnsupportedModel(self.profile.obstacle)
         self.tuning = tuning or Tuning()
         self.tuning.pin()
-        self._session = self._open(path)
+        self._session = open_session(str(path), self.profile, self.tuning)
+        self.placement = self._placed()
         self.geometry = geometry = read_geometry(self._session, Path(folder))
         self.slots = slots
         self.context = min(context, geometry.context)
@@ -129,17 +134,21 @@ class OnnxModel:
         if warm_up:
             self.measure()
 
-    def _open(self, path: Path) -> ort.InferenceSession:
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = self.tuning.threads
-        options.inter_op_num_threads = 1
-        options.enable_cpu_mem_arena = self.profile.memory_arena
-        options.log_severity_level = 3
-        for name, value in {**self.tuning.session_entries(), **self.profile.entries}.items():
-            options.add_session_config_entry(name, value)
-        return ort.InferenceSession(
-            str(path), options, providers=[(name, dict(given)) for name, given in self.profile.providers]
-        )
+    def _placed(self) -> Placement | None:
+        """Where the nodes are; None on the CPU provider alone. Refuses a provider that took attention away from the host."""
+        if self.profile.execution_provider == CPU:
+            return None
+        placement = read_placement(self._session)
+        if placement is None:
+            raise UnsupportedModel(
+                f"provider {self.profile.name}: this ONNX Runtime does not tell where attention runs"
+            )
+        elsewhere = placement.providers_of(_ATTENTION) - {CPU}
+        if elsewhere:
+            raise UnsupportedModel(
+                f"provider {self.profile.name}: {', '.join(sorted(elsewhere))} took attention, so KV cannot grow in place"
+            )
+        return placement
 
     # --- steps ----------------------------------------------------------------------------------------------------
 
@@ -158,12 +167,12 @@ class OnnxModel:
         ids = np.array([tokens], np.int64)
         if ids.min() < 0 or ids.max() >= self.vocab_size:
             raise ValueError(f"token ids must be below {self.vocab_size}")
-        binding.bind_input("input_ids", "cpu", 0, np.int64, ids.shape, ids.ctypes.data)
         logits = self._logits[slot : slot + 1]
         if not self.geometry.last_only:
             logits = np.empty((1, count, self.vocab_size), np.float32)
             binding.bind_output("logits", "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
         self._see(slot, start + count)
+        self._bind_ids(binding, ids, slot, slot + 1)
         self._session.run_with_iobinding(binding)
         last: Logits = logits[0, -1]
         return last
@@ -211,8 +220,11 @@ class OnnxModel:
         for slot in idle:
             self._ids[slot, 0] = 0
             self._see(slot, 1)
+        binding = self._binding(low, high)
+        if self.profile.copies_inputs:
+            self._bind_ids(binding, self._ids[low:high], low, high)
         try:
-            self._session.run_with_iobinding(self._binding(low, high))
+            self._session.run_with_iobinding(binding)
         finally:
             for slot, first in zip(idle, saved, strict=True):
                 self.kv.restore_first(slot, first)
@@ -253,6 +265,13 @@ class OnnxModel:
                 binding.bind_input(f"past_key_values.{layer}.{name}", *place)
                 binding.bind_output(f"present.{layer}.{name}", *place)
         return binding
+
+    def _bind_ids(self, binding: Any, ids: npt.NDArray[np.int64], low: int, high: int) -> None:
+        """Bind token ids; and the mask again where binding copies what is bound, so that it is today's."""
+        binding.bind_input("input_ids", "cpu", 0, np.int64, ids.shape, ids.ctypes.data)
+        if self.profile.copies_inputs:
+            mask = self._mask[low:high]
+            binding.bind_input("attention_mask", "cpu", 0, np.int64, mask.shape, mask.ctypes.data)
 
     # --- costs ----------------------------------------------------------------------------------------------------
 

@@ -1,98 +1,72 @@
-"""The registry of provider profiles, and the settings a profile turns into ONNX Runtime session options.
+"""What a provider profile says about one kind of hardware.
 
-A profile is data: which execution providers to ask for, which session options make them behave, and what the caller must
-not try with them. Adding hardware is adding a profile.
+A profile is data: which execution provider to ask for and where it comes from, which options make it behave, what model it
+needs, and what the caller must not try with it. Adding hardware is adding a profile to :mod:`hw.providers.registry`.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
-
-class UnknownProvider(ValueError):
-    """No profile has this name; the message lists those that exist."""
+CPU = "CPUExecutionProvider"
 
 
 @dataclass(frozen=True, slots=True)
-class Tuning:
-    """Threads of one session.
+class Wheel:
+    """The Python package that brings a provider.
 
-    ``threads``: intra-op threads, the calling thread included. ``cores``: processor numbers, one a thread, or empty to
-    leave placement to the system. The first one is the calling thread's.
+    ``package``: its name on the package index; empty where ONNX Runtime must be built for it. ``module``: of a plug-in library
+    that the plain ``onnxruntime`` loads, the module that knows its path (``get_library_path()``). Without one the package is
+    another build of ONNX Runtime, which takes the plain one's place: two builds cannot share a process.
     """
 
-    threads: int = 1
-    cores: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.threads < 1:
-            raise ValueError(f"threads must be at least 1, not {self.threads}")
-        if self.cores and len(self.cores) != self.threads:
-            raise ValueError(f"{self.threads} threads need {self.threads} cores or none, not {list(self.cores)}")
-        if len(set(self.cores)) != len(self.cores) or any(core < 0 for core in self.cores):
-            raise ValueError(f"cores must be distinct processor numbers, not {list(self.cores)}")
-
-    def session_entries(self) -> dict[str, str]:
-        """Session config entries that place the pool's threads; the caller's own thread is pinned by :meth:`pin`."""
-        # A spinning thread that shares its core with something else takes that core's time for nothing.
-        entries = {"session.intra_op.allow_spinning": "1" if self.cores and self.threads > 1 else "0"}
-        if len(self.cores) > 1:
-            # ONNX Runtime numbers processors from 1 and leaves out the calling thread.
-            entries["session.intra_op_thread_affinities"] = ";".join(str(core + 1) for core in self.cores[1:])
-        return entries
-
-    def pin(self) -> None:
-        """Pin the calling thread to the first core. Raises OSError for a core this process may not use."""
-        if self.cores:
-            # 0 is the calling thread on Linux, not the whole process. Elsewhere the call does not exist: not pinned.
-            set_affinity = getattr(os, "sched_setaffinity", None)
-            if set_affinity is not None:
-                set_affinity(0, {self.cores[0]})
+    package: str
+    module: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ProviderProfile:
     """One kind of hardware.
 
-    ``providers``: names and options in the order ONNX Runtime should try them. ``entries``: session config entries.
-    ``memory_arena``: let ONNX Runtime keep freed memory. ``shared_kv``: one buffer can be bound as past and present, so
-    that KV grows in place; without it :class:`hw.onnx.session.OnnxModel` refuses the profile. ``cannot``: limits, in
-    words, for error messages and documents.
+    ``execution_provider``: ONNX Runtime's name. ``devices``: of a plug-in, kinds of device to take, the best first.
+    ``options``: of the provider; ``thread_option`` names the one that takes a number of threads. ``entries``: session config
+    entries. ``memory_arena``, ``memory_pattern``: let ONNX Runtime keep freed memory, plan it ahead.
+
+    ``shapes``, ``weights``: the model it needs; ``weights`` as ONNX operators. ``kv_dtype``, ``kv_layout``: of KV as a KV
+    descriptor (:mod:`hw.kv.manifest`) has it. ``shared_kv``: attention stays with the CPU provider or works on host memory, so
+    that one buffer can be bound as past and present and KV grows in place. ``copies_inputs``: what is bound is copied to the
+    device then, so that inputs must be bound again before each step.
+
+    ``cannot``: limits, in words, for error messages and documents. ``proof``: what ``scripts/hw`` runs on it, the whole draft
+    or nothing yet.
     """
 
     name: str
-    providers: tuple[tuple[str, Mapping[str, str]], ...]
+    title: str
+    execution_provider: str
+    wheel: Wheel
+    devices: tuple[str, ...] = ()
+    options: Mapping[str, str] = field(default_factory=dict)
+    thread_option: str = ""
     entries: Mapping[str, str] = field(default_factory=dict)
-    memory_arena: bool = False
+    memory_arena: bool = True
+    memory_pattern: bool = True
+    shapes: Literal["dynamic", "static"] = "dynamic"
+    weights: tuple[str, ...] = ("MatMulNBits",)
+    kv_dtype: Literal["float32", "float16"] = "float32"
+    kv_layout: Literal["HND"] = "HND"
     shared_kv: bool = True
+    copies_inputs: bool = True
     cannot: tuple[str, ...] = ()
+    proof: Literal["draft", "none"] = "none"
 
-
-_PROFILES = {
-    "cpu": ProviderProfile(
-        name="cpu",
-        providers=(("CPUExecutionProvider", {}),),
-        # Without the arena the scratch memory of one long prompt goes back to the system; decoding is no slower.
-        memory_arena=False,
-        cannot=(
-            "attend for several sequences and several tokens at once when they have a past",
-            "append quantised KV in place with a checked result",
-            "16-bit floating point KV",
-        ),
-    ),
-}
-
-
-def known_profiles() -> tuple[str, ...]:
-    """Names of all profiles, sorted."""
-    return tuple(sorted(_PROFILES))
-
-
-def get_profile(name: str) -> ProviderProfile:
-    """Return the profile called ``name``; raises :class:`UnknownProvider` naming those that exist."""
-    try:
-        return _PROFILES[name]
-    except KeyError:
-        raise UnknownProvider(f"no provider profile {name!r}; known: {', '.join(known_profiles())}") from None
+    @property
+    def obstacle(self) -> str:
+        """Why a prepared draft cannot be served on it, provider or not; empty where nothing stands against it."""
+        if self.shapes == "static":
+            return f"provider {self.name} needs a model of fixed shapes; drafts are prepared with open ones"
+        if not self.shared_kv:
+            return f"provider {self.name} computes attention in its own memory, where a draft's KV cannot grow in place"
+        return ""
