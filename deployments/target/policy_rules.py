@@ -15,11 +15,9 @@ import torch
 
 from deployments.chain.acceptance import nkl
 from deployments.chain.acceptance.block import keep_long
-from deployments.chain.acceptance.candidates import Candidates, Lossy, candidates, reachable, shortest_runs
+from deployments.chain.acceptance.candidates import Candidates, Lossy, candidates, shortest_runs
 from deployments.target import row_kernels
 from deployments.target.meaning import Meaning
-
-ROUNDING = 1e-4  # a bound in other arithmetic may not refuse what the value itself lets pass
 
 
 def pick(logits: torch.Tensor, rows: npt.NDArray[np.int64], columns: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
@@ -39,20 +37,45 @@ def sums(
 
     ``reference [N]``: some logit of each row. NaN where a row has a logit that is NaN or infinite upwards.
     """
-    if logits.device.type == "cpu" and logits.dtype == torch.float32 and logits.is_contiguous():
-        result = row_kernels.sums(logits.numpy(), rows, reference)
-        beyond = np.isnan(result[1])
-        if beyond.any():
-            result[:, beyond] = _sums(logits, rows[beyond])
-        return result
-    return _sums(logits, rows)
-
-
-def _sums(logits: torch.Tensor, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    if compiled(logits):
+        return row_kernels.sums(logits.numpy(), rows, reference)
     chosen = logits[torch.from_numpy(rows).to(logits.device)]
     both = torch.stack([chosen.amax(dim=1), torch.logsumexp(chosen, dim=1)])
     result: npt.NDArray[np.float64] = both.cpu().numpy().astype(np.float64)
     return result
+
+
+def compiled(logits: torch.Tensor) -> bool:
+    """Whether :mod:`deployments.target.row_kernels` can read them."""
+    return bool(logits.device.type == "cpu" and logits.dtype == torch.float32 and logits.is_contiguous())
+
+
+def near(
+    found: Candidates,
+    rows: npt.NDArray[np.int64],  # [N] of each candidate
+    theirs: npt.NDArray[np.int64],  # [N] the tokens the target drew
+    logits: torch.Tensor,  # [R, V] as the target drew from
+    matched: torch.Tensor,  # [R, V] before truncation
+) -> npt.NDArray[np.bool_]:
+    """Which candidates ``[N]`` are near enough for their limits, on any device: two reads of the device for all of them."""
+    vocab_size = logits.shape[1]
+    result = np.zeros(len(rows), np.bool_)
+    which = nkl.usable(found.ids, found.probs, vocab_size) & nkl.named(found.token, found.ids, found.probs)
+    which &= found.limit > 0
+    if not which.any():
+        return result
+    ids = np.where(which[:, None] & (found.probs > 0), found.ids, found.token[:, None])
+    picked = pick(matched, rows, np.concatenate([ids, theirs[:, None]], axis=1))
+    possible = np.isfinite(pick(logits, rows, found.token[:, None])[:, 0])
+    terms = nkl.terms(found.probs, picked[:, :-1])
+    bound = nkl.at_least(terms, picked[:, -1].astype(np.float64), vocab_size)
+    which &= possible & (bound < found.limit + row_kernels.ROUNDING)
+    if not which.any():
+        return result
+    summed = np.full((2, len(rows)), np.nan)
+    summed[:, which] = sums(matched, rows[which], picked[which].max(axis=1))
+    value, top = nkl.from_logits(terms, summed[0], summed[1], vocab_size)
+    return which & (value < found.limit) & (top <= found.mask)
 
 
 class Relaxation:
@@ -80,7 +103,7 @@ class Relaxation:
         """Return ``drawn [R]`` with draft tokens where they pass. ``logits [R, V]``: matched, and truncated where asked."""
         own = drawn.cpu().numpy()[self._grid]  # [B, T + 1]
         passing = np.zeros(self._drafts.shape, np.bool_)
-        found = candidates(self._requests, self._drafts, own, logits.shape[1])
+        found = candidates(self._requests, self._drafts, own)
         if found is not None:
             passing[found.request, found.offset] = self._near(found, own, logits)
         if self._meaning is not None:
@@ -95,22 +118,11 @@ class Relaxation:
 
     def _near(self, found: Candidates, own: npt.NDArray[np.int64], logits: torch.Tensor) -> npt.NDArray[np.bool_]:
         """Which candidates ``[N]`` pass by themselves."""
-        vocab_size = logits.shape[1]
-        rows = self._grid[found.request, found.offset]
+        rows, theirs = self._grid[found.request, found.offset], own[found.request, found.offset]
         matched = logits if self._matched is None else self._matched
-        theirs = own[found.request, found.offset]
-        picked = pick(matched, rows, np.concatenate([found.ids, found.token[:, None], theirs[:, None]], axis=1))
-        last = picked[:, -2] if self._matched is None else pick(logits, rows, found.token[:, None])[:, 0]
-        terms = nkl.terms(found.probs, picked[:, :-2])
-        bound = nkl.at_least(terms, picked[:, -1].astype(np.float64), vocab_size)
-        which = np.isfinite(last) & (bound < found.limit + ROUNDING)
-        which &= reachable(self._drafts, own, found, which)
-        if not which.any():
-            return which
-        summed = np.full((2, len(rows)), np.nan)
-        summed[:, which] = sums(matched, rows[which], picked[which].max(axis=1))
-        value, top = nkl.from_logits(terms, summed[0], summed[1], vocab_size)
-        return which & (value < found.limit) & (top <= found.mask)
+        if compiled(logits) and compiled(matched):
+            return row_kernels.near(found, rows, theirs, logits.numpy(), matched.numpy())
+        return near(found, rows, theirs, logits, matched)
 
     def _doubtful(
         self,

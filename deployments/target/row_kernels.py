@@ -12,7 +12,11 @@ import numba  # type: ignore[import-untyped]
 import numpy as np
 import numpy.typing as npt
 
+from deployments.chain.acceptance.candidates import Candidates
+from deployments.chain.acceptance.nkl import ONE_HOT, OVERFULL, REST
 from deployments.chain.noise import GOLDEN, key_words
+
+ROUNDING = 1e-4  # a bound in other arithmetic may not refuse what the value itself lets pass
 
 _U = numba.uint64  # unsigned indices: no wrap-around checks
 _F, _I, _W = np.float32, np.int32, np.uint32
@@ -53,24 +57,121 @@ def _from_bits(bits):  # type: ignore[no-untyped-def]
 
 
 @_compiled
-def _sum(logits, rows, reference, highest, log_sum):  # type: ignore[no-untyped-def]
+def _sum(logits, row, reference):  # type: ignore[no-untyped-def]
+    """Largest logit of a row and the logarithm of its sum of exponentials; NaN where :func:`sums` says."""
+    mass, most = _F(0.0), _I(0)
+    for i in range(_U(logits.shape[1])):
+        y = (logits[row, _U(i)] - reference) * _LOG2E + _BIAS
+        y = _F(0.0) if y < _F(0.0) else y  # NaN stays
+        most = _I(max(most, _bits(y)))  # floats from 0 on, infinity and NaN are ordered as their bits are
+        whole = _I(y)
+        f = y - _F(whole)
+        power = (((_C4 * f + _C3) * f + _C2) * f + _C1) * f + _C0
+        mass += power * _from_bits(_I(whole << _MANTISSA))
+    if most > _MOST or not (mass > _F(0.0)):
+        return np.nan, np.nan
+    start = np.float64(reference)
+    highest = start + (np.float64(_from_bits(most)) - np.float64(_BIAS)) / np.float64(_LOG2E)
+    return highest, start + math.log(np.float64(mass))
+
+
+@_compiled
+def _wide_sum(logits, row):  # type: ignore[no-untyped-def]
+    """The same of any row, slowly; NaN where a logit is NaN or infinite upwards."""
+    highest, mass = -np.inf, 0.0
+    for i in range(_U(logits.shape[1])):
+        logit = np.float64(logits[row, _U(i)])
+        if not (logit < np.inf):
+            return np.nan, np.nan
+        highest = max(highest, logit)
+    for i in range(_U(logits.shape[1])):
+        mass += math.exp(np.float64(logits[row, _U(i)]) - highest)
+    return highest, highest + math.log(mass)
+
+
+@_compiled
+def _sums(logits, rows, reference, highest, log_sum):  # type: ignore[no-untyped-def]
     for n in range(_U(rows.shape[0])):
+        highest[n], log_sum[n] = _sum(logits, _U(rows[n]), reference[n])
+        if math.isnan(log_sum[n]):
+            highest[n], log_sum[n] = _wide_sum(logits, _U(rows[n]))
+
+
+@_compiled
+def _claims(token, ids, probs, vocab_size):  # type: ignore[no-untyped-def]
+    """:func:`deployments.chain.acceptance.nkl.usable` and ``named`` of one token."""
+    total, most, said = _F(0.0), _F(0.0), False
+    for i in range(ids.shape[0]):
+        if not (probs[i] >= 0):
+            return False
+        if probs[i] > 0:
+            if ids[i] < 0 or ids[i] >= vocab_size:
+                return False
+            for j in range(i):
+                if probs[j] > 0 and ids[j] == ids[i]:
+                    return False
+            said = said or ids[i] == token
+        total += probs[i]
+        most = max(most, probs[i])
+    return said and total > 0 and total <= OVERFULL and most < ONE_HOT
+
+
+@_compiled
+def _is_near(logits, row, theirs, ids, probs, limit, mask):  # type: ignore[no-untyped-def]
+    """Whether one token's NKL is below its limit: ``at_least`` and ``from_logits`` of :mod:`deployments.chain.acceptance.nkl`."""
+    apart, named, spread = 0.0, 0.0, 0.0
+    reference = logits[row, theirs]
+    for i in range(ids.shape[0]):
+        p = np.float64(probs[i])
+        if p > 0:
+            logit = logits[row, ids[i]]
+            apart += p * (math.log(p) - np.float64(logit))
+            named += p
+            reference = max(reference, logit)
+    tail = min(max(1.0 - named, 0.0), 1.0)
+    if tail > 0:
+        spread = tail * math.log(tail)
+    share = 1.0 / math.log(max(np.float64(logits.shape[1]), 2.0))
+    least, start = 0.0, np.float64(reference)
+    for i in range(ids.shape[0]):
+        if probs[i] > 0:
+            least += math.exp(np.float64(logits[row, ids[i]]) - start)
+    least = max(start + math.log(max(least, 1e-300)), np.float64(logits[row, theirs]))
+    if not ((apart + named * least + spread) * share < limit + ROUNDING):  # NaN, too
+        return False
+    highest, log_sum = _sum(logits, row, reference)
+    if math.isnan(log_sum):
+        highest, log_sum = _wide_sum(logits, row)
+        if math.isnan(log_sum):
+            return False
+    top = min(math.exp(highest - log_sum), 1.0)
+    if not (top <= mask):
+        return False
+    rest = 1.0
+    for i in range(ids.shape[0]):
+        if probs[i] > 0:
+            rest -= math.exp(np.float64(logits[row, ids[i]]) - log_sum)
+    value = (apart + named * log_sum + spread - tail * math.log(max(rest, REST))) * share
+    return min(max(value, 0.0), 1.0) < limit
+
+
+@_compiled
+def _near(logits, matched, rows, request, token, theirs, ids, probs, limit, mask, result):  # type: ignore[no-untyped-def]
+    ended = -1
+    for n in range(rows.shape[0]):
+        if request[n] == ended:
+            continue
         row = _U(rows[n])
-        mass, most = _F(0.0), _I(0)
-        for i in range(_U(logits.shape[1])):
-            y = (logits[row, _U(i)] - reference[n]) * _LOG2E + _BIAS
-            y = _F(0.0) if y < _F(0.0) else y  # NaN stays
-            most = _I(max(most, _bits(y)))  # floats from 0 on, infinity and NaN are ordered as their bits are
-            whole = _I(y)
-            f = y - _F(whole)
-            power = (((_C4 * f + _C3) * f + _C2) * f + _C1) * f + _C0
-            mass += power * _from_bits(_I(whole << _MANTISSA))
-        if most > _MOST or not (mass > _F(0.0)):
-            highest[n], log_sum[n] = np.nan, np.nan
+        possible = logits[row, token[n]]
+        if (
+            limit[n] > 0
+            and -np.inf < possible < np.inf
+            and _claims(token[n], ids[n], probs[n], matched.shape[1])
+            and _is_near(matched, row, theirs[n], ids[n], probs[n], limit[n], mask[n])
+        ):
+            result[n] = True
         else:
-            start = np.float64(reference[n])
-            highest[n] = start + (np.float64(_from_bits(most)) - np.float64(_BIAS)) / np.float64(_LOG2E)
-            log_sum[n] = start + math.log(np.float64(mass))
+            ended = request[n]
 
 
 @_compiled
@@ -139,11 +240,29 @@ def sums(
 ) -> npt.NDArray[np.float64]:
     """Largest logit, and logarithm of the sum of exponentials, of ``rows [N]`` of C-contiguous ``logits [R, V]``: ``[2, N]``.
 
-    ``reference [N]``: any finite logit of each row. NaN for rows with a logit that is NaN, or 80 or more above it. Relative error of
-    the sum below 1e-5.
+    ``reference [N]``: any finite logit of each row. Rows with a logit 80 or more above it take ten times as long, those with one that is
+    NaN or infinite upwards have NaN. Relative error of the sum below 1e-5.
     """
     result = np.empty((2, len(rows)))
-    _sum(logits, rows, reference, result[0], result[1])
+    _sums(logits, rows, reference, result[0], result[1])
+    return result
+
+
+def near(
+    found: Candidates,
+    rows: npt.NDArray[np.int64],  # [N] of each candidate
+    theirs: npt.NDArray[np.int64],  # [N] the tokens the target drew
+    logits: npt.NDArray[np.float32],  # [R, V] as the target drew from
+    matched: npt.NDArray[np.float32],  # [R, V] before truncation
+) -> npt.NDArray[np.bool_]:
+    """Which candidates ``[N]`` are near enough for their limits, and reachable through such; arrays C-contiguous.
+
+    The rules of :mod:`deployments.chain.acceptance.nkl` in one loop: a row is summed only where nothing cheaper refuses.
+    """
+    result = np.zeros(len(rows), np.bool_)
+    _near(
+        logits, matched, rows, found.request, found.token, theirs, found.ids, found.probs, found.limit, found.mask, result
+    )  # fmt: skip
     return result
 
 
@@ -171,3 +290,6 @@ def warm_up() -> None:
     sums(logits, np.zeros(1, np.int64), np.zeros(1, np.float32))
     race(logits, [(0, 0)])
     exclude_below(logits, np.zeros(1, np.float32), logits)
+    one, share = np.zeros(1, np.int64), np.zeros(1)
+    found = Candidates(one, one, one, np.zeros((1, 1), np.int64), np.zeros((1, 1), np.float32), share, share)
+    near(found, one, one, logits, logits)

@@ -16,6 +16,7 @@ from deployments.chain.acceptance.lossless import NO_DRAFT, PAD
 from deployments.chain.acceptance.policy import LOSSLESS, Policy, policy_of
 from deployments.chain.acceptance.probabilistic import coins
 from deployments.chain.acceptance.registry import decide
+from deployments.target import policy_rules
 from deployments.target.acceptance import _grid, _pad, verify
 from deployments.target.policy_rules import Relaxation, pick, sums
 from tests.unit.policy_cases import batches
@@ -48,7 +49,7 @@ def row(batch: Evidence, index: int, seed: int) -> Evidence:
 
 
 def on_device(
-    batch: Evidence, policies: list[Policy], seeds: list[int], truncating: bool
+    batch: Evidence, policies: list[Policy], seeds: list[int], truncating: bool, compiled: bool
 ) -> tuple[list[list[int]], list[list[bool]]]:
     """Committed tokens and which of them are relaxed, by the engine's way through flat rows."""
     counts = (batch.drafts != NO_DRAFT).sum(axis=1).tolist()
@@ -78,22 +79,28 @@ def on_device(
     if truncating:  # it must not look at what the sampler changes afterwards
         relaxation.before(logits)
         logits = torch.where(torch.isfinite(logits), 0.0, logits)
-    drawn = relaxation.after(drawn, logits)
+    with pytest.MonkeyPatch.context() as patch:
+        if not compiled:
+            patch.setattr(policy_rules, "compiled", lambda logits: False)
+        drawn = relaxation.after(drawn, logits)
     committed = verify(drafts, drawn[grid])
     passed = np.zeros(drafts.shape, bool) if relaxation.passed is None else relaxation.passed
     return committed.tolist(), (passed & (committed[:, :-1] == drafts).numpy()).tolist()
 
 
-@given(batches(VOCAB), st.data(), st.booleans())
+@pytest.mark.parametrize("compiled", [True, False])
+@given(batch=batches(VOCAB), data=st.data(), truncating=st.booleans())
 @settings(deadline=None)  # compiles
-def test_mixed_batches_equal_the_pure_rules(batch: Evidence, data: st.DataObject, truncating: bool) -> None:
+def test_mixed_batches_equal_the_pure_rules(
+    batch: Evidence, data: st.DataObject, truncating: bool, compiled: bool
+) -> None:
     size, width = batch.drafts.shape
     policies = data.draw(st.lists(st.sampled_from(POLICIES), min_size=size, max_size=size))
     seeds = data.draw(st.lists(st.integers(0, 2**63 - 1), min_size=size, max_size=size))
     counts = (batch.drafts != NO_DRAFT).sum(axis=1)
     if not counts.max():
         return
-    got, relaxed = on_device(batch, policies, seeds, truncating)
+    got, relaxed = on_device(batch, policies, seeds, truncating, compiled)
     for index, policy in enumerate(policies):
         expected = decide(policy, row(batch, index, seeds[index]))
         wide = got[index] + [PAD] * (width + 1 - len(got[index]))
@@ -125,25 +132,59 @@ def test_the_bound_is_one(batch: Evidence) -> None:
     assert (np.minimum(bound, 1.0)[good] <= value[good] + 1e-6).all()
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.fixture(params=[True, False], ids=["compiled", "any device"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways through the rules."""
+    if not request.param:
+        monkeypatch.setattr(policy_rules, "compiled", lambda logits: False)
+
+
+DRAFTS, DRAWN, GRID = np.asarray([[1]]), np.asarray([[0, 3]]), np.asarray([[0, 1]])
+
+
+def committed(lossy: Lossy | None, logits: torch.Tensor, drafts: np.ndarray = DRAFTS) -> list[int]:
+    """What counts as drawn, where the target drew ``DRAWN``."""
+    return Relaxation([lossy], drafts, GRID).after(torch.from_numpy(DRAWN[0]), logits).tolist()
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("bad", [float("nan"), -float("nan"), float("inf")])
 def test_a_broken_row_passes_nothing(bad: float) -> None:
     logits = torch.zeros(2, VOCAB)
     logits[0, 5] = bad
     proposal = Proposal(3, [1], np.asarray([[0, 1]], np.int32), np.asarray([[0.3, 0.3]], np.float32))
-    policy = policy_of({"name": "nkl", "delta": 1.0, "mask": 1.0})
-    lossy, drafts, grid = [Lossy(policy, 0, 0, frozenset(), proposal)], np.asarray([[1]]), np.asarray([[0, 1]])
-    drawn = torch.tensor([0, 0])
-    assert Relaxation(lossy, drafts, grid).after(drawn, logits).tolist() == [0, 0]
-    assert Relaxation(lossy, drafts, grid).after(drawn, torch.zeros(2, VOCAB)).tolist() == [1, 0]
+    lossy = Lossy(policy_of({"name": "nkl", "delta": 1.0, "mask": 1.0}), 0, 0, frozenset(), proposal)
+    assert committed(lossy, logits) == [0, 3]
+    assert committed(lossy, torch.zeros(2, VOCAB)) == [1, 3]
 
 
-DRAFTS, DRAWN = np.asarray([[1]]), np.asarray([[0, 3]])
+@pytest.mark.usefixtures("way")
+def test_a_row_of_very_different_logits_is_summed_as_any() -> None:
+    """The target all but certain of a token that nobody named: far away, unless a policy takes everything."""
+    logits = torch.full((2, VOCAB), -200.0)
+    logits[0, :2] = torch.tensor([-100.0, -100.5])
+    near = torch.tensor([[0.0, -0.5, *[-20.0] * (VOCAB - 2)]] * 2)
+    proposal = Proposal(3, [1], np.asarray([[0, 1]], np.int32), np.asarray([[0.6, 0.35]], np.float32))
+    lossy = Lossy(policy_of({"name": "nkl", "delta": 0.3, "mask": 1.0}), 0, 0, frozenset(), proposal)
+    assert committed(lossy, logits) == committed(lossy, near) == [1, 3]
+    logits[0, 7] = 100.0
+    assert committed(lossy, logits) == [0, 3]
 
 
-def test_what_cannot_pass_is_no_candidate() -> None:
+@pytest.mark.usefixtures("way")
+def test_a_mask_of_one_is_off_whatever_sums_are_rounded_to() -> None:
+    logits = torch.tensor([[0.0, -9.0, *[-60.0] * (VOCAB - 2)]] * 2)
+    proposal = Proposal(3, [1], np.asarray([[0, 1]], np.int32), np.asarray([[0.8, 0.1999]], np.float32))
+    lossy = Lossy(policy_of({"name": "nkl", "delta": 1.0, "mask": 1.0}), 0, 0, frozenset(), proposal)
+    assert committed(lossy, logits) == [1, 3]
+
+
+@pytest.mark.usefixtures("way")
+def test_what_cannot_pass_does_not() -> None:
     ids, probs = np.asarray([[0, 1]], np.int32), np.asarray([[0.5, 0.3]], np.float32)
-    good = Lossy(policy_of({"name": "nkl"}), 0, 0, frozenset(), Proposal(3, [1], ids, probs))
-    assert candidates([good], DRAFTS, DRAWN, VOCAB) is not None
+    good = Lossy(policy_of({"name": "nkl", "delta": 1.0}), 0, 0, frozenset(), Proposal(3, [1], ids, probs))
+    logits = torch.zeros(2, VOCAB)
+    assert committed(good, logits) == [1, 3]
     assert good.proposal is not None
     for bad in (
         None,
@@ -151,14 +192,35 @@ def test_what_cannot_pass_is_no_candidate() -> None:
         replace(good, stops=frozenset({0})),
         replace(good, stops=frozenset({1})),
         replace(good, policy=policy_of({"name": "nkl", "delta": 0})),
-        replace(good, proposal=replace(good.proposal, probs=np.zeros_like(probs))),
-        replace(good, proposal=replace(good.proposal, ids=ids + 2)),
-        replace(good, proposal=replace(good.proposal, ids=ids[:, :0], probs=probs[:, :0])),
+        *(
+            replace(good, proposal=replace(good.proposal, ids=of, probs=told))
+            for of, told in (
+                (ids, np.zeros_like(probs)),
+                (ids, -probs),
+                (ids, probs * np.nan),
+                (ids, probs * 2),
+                (ids, np.asarray([[0.0, 0.9999]], np.float32)),
+                (ids + 2, probs),
+                (ids + VOCAB - 1, probs),
+                (ids - 1, probs),
+                (np.asarray([[1, 1]], np.int32), probs),
+                (ids[:, :0], probs[:, :0]),
+            )
+        ),
     ):
-        assert candidates([bad], DRAFTS, DRAWN, VOCAB) is None
-    assert candidates([good], np.asarray([[NO_DRAFT]]), DRAWN, VOCAB) is None
-    assert candidates([good], np.asarray([[0]]), DRAWN, VOCAB) is None
-    assert candidates([good], DRAFTS, DRAWN, 1) is None
+        assert committed(bad, logits) == [0, 3]
+    assert committed(good, logits, np.asarray([[NO_DRAFT]])) == [0, 3]
+    assert committed(good, logits, np.asarray([[0]])) == [0, 3]
+    logits[0, 1] = -torch.inf
+    assert committed(good, logits) == [0, 3]
+
+
+def test_behind_what_ends_an_answer_there_are_no_candidates() -> None:
+    ids, probs = np.asarray([[0, 1]] * 3, np.int32), np.asarray([[0.5, 0.3]] * 3, np.float32)
+    lossy = Lossy(policy_of({"name": "nkl"}), 0, 0, frozenset({9}), Proposal(3, [1, 9, 1], ids, probs))
+    found = candidates([lossy], np.asarray([[1, 9, 1]]), np.asarray([[0, 0, 0, 0]]))
+    assert found is not None
+    assert found.offset.tolist() == [0]
 
 
 def test_drafts_with_fewer_probabilities_stand_beside_others() -> None:
@@ -167,7 +229,7 @@ def test_drafts_with_fewer_probabilities_stand_beside_others() -> None:
     one = Proposal(3, [1], np.asarray([[0, 1]], np.int32), np.asarray([[0.5, 0.3]], np.float32))
     two = Proposal(3, [1], np.asarray([[0, 1, 2]], np.int32), np.asarray([[0.5, 0.3, 0.1]], np.float32))
     lossy = [Lossy(policy, 0, 0, frozenset(), p) for p in (one, two)]
-    found = candidates(lossy, np.repeat(DRAFTS, 2, 0), np.repeat(DRAWN, 2, 0), VOCAB)
+    found = candidates(lossy, np.repeat(DRAFTS, 2, 0), np.repeat(DRAWN, 2, 0))
     assert found is not None
     logits = np.random.default_rng(0).normal(size=(1, VOCAB))
     alone = nkl.nkl(one.ids, one.probs, logits)[0]

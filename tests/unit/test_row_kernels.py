@@ -81,7 +81,16 @@ def test_sums_are_those_of_float64(logits: np.ndarray, below: float) -> None:
     assert highest == pytest.approx(wide.amax(1).numpy(), abs=3e-5)
 
 
-@pytest.mark.parametrize("bad", [float("nan"), -float("nan"), float("inf"), 1e30])
+@pytest.mark.parametrize("high", [81.0, 500.0, 1e30])
+def test_rows_far_above_their_reference_are_summed_as_well(high: float) -> None:
+    logits = np.full((1, 100), -1.0, np.float32)
+    logits[0, [70, 71]] = high
+    highest, log_sum = sums(logits, np.zeros(1, np.int64), np.asarray([-1.0], np.float32))
+    assert highest[0] == np.float32(high)
+    assert log_sum[0] == pytest.approx(np.float32(high) + np.log(2.0))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), -float("nan"), float("inf")])
 def test_rows_it_cannot_sum_are_told(bad: float) -> None:
     logits = np.zeros((2, 100), np.float32)
     logits[1, 70] = bad

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deployments.chain.acceptance import nkl
-from deployments.chain.acceptance.evidence import Bools, Ints
+from deployments.chain.acceptance.evidence import Ints
 from deployments.chain.acceptance.lossless import NO_DRAFT
 from deployments.chain.acceptance.policy import Policy
 from deployments.chain.acceptance.probabilistic import coins, thinned
@@ -46,33 +46,22 @@ class Lossy:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """``N`` draft tokens of a batch that could pass."""
+    """``N`` draft tokens of a batch that could pass, those of one request together and in order."""
 
     request: npt.NDArray[np.int64]  # [N] index into the batch
     offset: npt.NDArray[np.int64]  # [N] index into the request's draft
     token: npt.NDArray[np.int64]  # [N]
-    ids: npt.NDArray[np.int64]  # [N, k]
-    probs: npt.NDArray[np.float32]  # [N, k]
+    ids: npt.NDArray[np.int64]  # [N, k] what the draft named, and
+    probs: npt.NDArray[np.float32]  # [N, k] how likely it found that; zeros where it named fewer
     limit: npt.NDArray[np.float64]  # [N] NKL that must not be reached
     mask: npt.NDArray[np.float64]  # [N] largest probability the target may give its favourite
 
-    def those(self, which: Bools) -> "Candidates":
-        """Only some of them, ``which [N]``."""
-        return Candidates(
-            self.request[which],
-            self.offset[which],
-            self.token[which],
-            self.ids[which],
-            self.probs[which],
-            self.limit[which],
-            self.mask[which],
-        )
 
-
-def candidates(requests: Sequence[Lossy | None], drafts: Ints, drawn: Ints, vocab_size: int) -> Candidates | None:
+def candidates(requests: Sequence[Lossy | None], drafts: Ints, drawn: Ints) -> Candidates | None:
     """Find them in ``drafts [B, T]`` (padded with ``NO_DRAFT``) where ``drawn [B, T + 1]`` differs; None: there are none.
 
-    Behind the first token of a draft that cannot pass there are none: no accepted prefix reaches so far.
+    Behind the first mismatch of a draft that cannot pass there are none: no accepted prefix reaches so far. So of one request, a
+    candidate counts only if all before it pass.
     """
     found = [
         (b, t, token, request, request.proposal)
@@ -82,7 +71,7 @@ def candidates(requests: Sequence[Lossy | None], drafts: Ints, drawn: Ints, voca
     ]
     if not found:
         return None
-    index, places, token = np.asarray([entry[:3] for entry in found]).T
+    index, places, token = np.asarray([entry[:3] for entry in found]).T.copy()
     ids, probs = _named([(proposal.ids[t], proposal.probs[t]) for _, t, _, _, proposal in found])
     knobs = np.asarray([_knobs(request) for _, _, _, request, _ in found], np.float64)
     delta, alpha, delta_max, scale, mask, generated, chancy = knobs.T
@@ -91,11 +80,7 @@ def candidates(requests: Sequence[Lossy | None], drafts: Ints, drawn: Ints, voca
         seeds = np.asarray([request.seed for _, _, _, request, _ in found], np.uint64)
         base = np.asarray([proposal.base for *_, proposal in found])
         limit = np.where(chancy > 0, thinned(limit, coins(seeds, base + places)), limit)
-    kept = nkl.usable(ids, probs, vocab_size) & nkl.named(token, ids, probs) & (limit > 0)
-    result = Candidates(index, places, token, ids, probs, limit, mask)
-    if kept.all():
-        return result
-    return result.those(kept) if kept.any() else None
+    return Candidates(index, places, token, ids, probs, limit, mask.copy())
 
 
 def _mismatches(drafted: list[int], own: list[int], stops: frozenset[int]) -> Iterator[tuple[int, int]]:
@@ -124,15 +109,6 @@ def _named(
 def shortest_runs(requests: Sequence[Lossy | None]) -> npt.NDArray[np.int64]:
     """Of each request ``[B]`` the shortest run of matches that counts."""
     return np.asarray([1 if request is None else request.policy.block for request in requests])
-
-
-def reachable(drafts: Ints, drawn: Ints, found: Candidates, possible: Bools) -> Bools:
-    """Which ``possible [N]`` candidates have nothing before them in their draft that cannot pass."""
-    alive = drafts == drawn[:, :-1]  # [B, T]
-    alive[found.request, found.offset] = possible
-    reached = np.logical_and.accumulate(alive, axis=1)
-    result: Bools = reached[found.request, found.offset]
-    return result
 
 
 def _knobs(request: Lossy) -> tuple[float, ...]:

@@ -100,7 +100,7 @@ def from_logits(of: Terms, highest: Floats, log_sum: Floats, vocab_size: int) ->
         rest = np.maximum(1.0 - np.exp(of.logits - log_sum[..., None]).sum(axis=-1), REST)
         divergence = of.apart + of.named * log_sum + of.spread - of.tail * np.log(rest)
         value = np.minimum(np.maximum(divergence / log_vocabulary(vocab_size), 0.0), 1.0)  # NaN stays
-        top = np.exp(highest - log_sum)
+        top = np.minimum(np.exp(highest - log_sum), 1.0)  # where sums are rounded, a mask of 1 is still off
     finite = np.isfinite(top)
     return np.where(finite & ~np.isnan(value), value, 1.0), np.where(finite, top, 1.0)
 
