@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from vllm import SamplingParams
 
-from deployments.chain.faults import FaultPolicy
 from deployments.chain.protocol import Commit, Draft
 from deployments.channel.inprocess import InProcessChannel
 from deployments.draft.build import build_engine
@@ -41,8 +40,7 @@ def matrix(policy: dict[str, Any] | None, **more: Any) -> tuple[list[str], list[
 
 @pytest.fixture(scope="module")
 def drafter() -> DraftEngine:
-    faults = FaultPolicy(prefill_budget_s=60.0)  # reads every prompt before its first answer
-    return build_engine(model("draft-int4"), context=1024, slots=32, top_k=TOP_K, faults=faults)
+    return build_engine(model("draft-int4"), context=1024, slots=32, top_k=TOP_K)
 
 
 @pytest.fixture(autouse=True, scope="module")
