@@ -110,7 +110,8 @@ class Relaxation:
             passing |= self._meaning.passing(self._requests, self._drafts, own, partial(self._doubtful, logits, own))
         if not passing.any():
             return drawn
-        passing = keep_long(self._drafts == own[:, :-1], passing, shortest_runs(self._requests)[:, None])
+        if any(request is not None and request.policy.block > 1 for request in self._requests):
+            passing = keep_long(self._drafts == own[:, :-1], passing, shortest_runs(self._requests)[:, None])
         self.passed = passing
         rows = torch.from_numpy(self._grid[:, :-1][passing]).to(drawn.device)
         tokens = torch.from_numpy(self._drafts[passing]).to(drawn.device, drawn.dtype)
