@@ -16,6 +16,8 @@ from hw.providers.detection import Device, Listing, ProviderMissing, find
 from hw.providers.profile import CPU, ProviderProfile
 from hw.providers.tuning import Tuning
 
+# Read before any plug-in is loaded: ONNX Runtime then lists its provider here too, with a device or without.
+_BUILT_IN = tuple(ort.get_available_providers())
 _RECORD = "session.record_ep_graph_assignment_info"
 
 
@@ -42,7 +44,7 @@ def read_listing(profiles: Iterable[ProviderProfile]) -> Listing:
     failures: dict[str, str] = {}
     for profile in profiles:
         module = profile.wheel.module
-        if not module or profile.execution_provider in ort.get_available_providers():
+        if not module or profile.execution_provider in _BUILT_IN:
             continue
         try:
             failed = _register(module, profile.execution_provider)
@@ -58,7 +60,7 @@ def read_listing(profiles: Iterable[ProviderProfile]) -> Listing:
         except PackageNotFoundError:
             plugins[module] = "of unknown version"
     devices = tuple(_device(found) for found in ort.get_ep_devices()) if plugins else ()
-    return Listing(ort.__version__, tuple(ort.get_available_providers()), devices, plugins, failures)
+    return Listing(ort.__version__, _BUILT_IN, devices, plugins, failures)
 
 
 def _device(found: Any) -> Device:
