@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -115,13 +114,13 @@ class Run:
             served.start(plan)
             progress.advance(bar, START_WEIGHT)
             for number in numbers:
-                turns = []
+                turns, busy = [], round(machine.busy_share(), 3)  # the engine is frozen between turns
                 everyone = speed.order(self._settings, number)
                 for setting in everyone:
                     progress.update(bar, name=f"speed {number + 1}/{plan.rounds} · {setting.name}")
                     turns.append(served.turn(setting, plan, number))
                     progress.advance(bar, self._round_weight() / len(everyone))
-                self._store.rounds.append(Round(key=self.rounds_key, turns=turns, commit=self._commit))
+                self._store.rounds.append(Round(key=self.rounds_key, turns=turns, commit=self._commit, other_load=busy))
                 self._store.save()
                 self._log(progress, f"speed, round {number + 1} of {plan.rounds}")
         finally:
@@ -169,7 +168,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not console.is_terminal:
         console = Console(width=140)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    started, busy = time.monotonic(), machine.busy_share()
     try:
         store = Store.open(options.out, conditions(options), fresh=options.fresh)
     except OtherConditions as error:
@@ -198,8 +196,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "pair": as_dict(options.models),
         "sampling": options.sampling.as_dict(),
         "speed": options.speed.as_dict() if options.speed is not None else None,
-        "other_load": round(busy, 3),
-        "seconds": round(time.monotonic() - started, 1),
+        "other_load": max((each.other_load for each in store.rounds_of(run.rounds_key)), default=0.0),
         "complete": ended == 0,
     }
     store.save(**about, rows=[row.as_dict() for row in table], recommendations=[report.advice_dict(a) for a in advice])

@@ -106,6 +106,7 @@ def _trade(table: Sequence[Row], floor: Floor, path: Path) -> None:
         axis.axhline(1.0, color="black", linewidth=1.0, linestyle="--")
         if floor.metric == "changed":
             axis.axvline(floor.limit, color=GREY, linewidth=1.0, linestyle=":", label="floor")
+        axis.margins(x=0.3, y=0.15)  # room for names
         axis.set_xlabel("answers changed")
         axis.set_title(title, fontsize=10, loc="left")
         axis.grid(linewidth=0.4, alpha=0.6)

@@ -52,6 +52,7 @@ class Round(msgspec.Struct, kw_only=True):
     key: str  # of what was measured and how
     turns: list[Speed]
     commit: str = ""
+    other_load: float = 0.0  # share of the machine that other programs took just before
 
 
 @dataclass
