@@ -85,8 +85,6 @@ def find(profile: ProviderProfile, listing: Listing) -> Verdict:
 
 def _no_build(profile: ProviderProfile, listing: Listing) -> str:
     have = f"this ONNX Runtime {listing.version} has no {profile.execution_provider}"
-    if not profile.wheel.package:
-        return f"{have}; ONNX Runtime must be built for it"
     if profile.wheel.package == "onnxruntime":
         return f"{have}; the onnxruntime wheel of another system has it ({profile.title})"
     return (

@@ -7,7 +7,7 @@ PROFILE = ProviderProfile(
     title="Intel CPU, GPU, NPU",
     execution_provider="OpenVINOExecutionProvider",
     wheel=Wheel("onnxruntime-ep-openvino", "onnxruntime_ep_openvino"),
-    # A prepared draft has open shapes, which the NPU plug-in compiles for none of; the CPU is what was run.
+    # Its GPU and NPU were not at hand, and the NPU compiles fixed shapes only.
     devices=("CPU",),
     thread_option="num_of_threads",  # without it OpenVINO takes every core, the target's too
     memory_arena=False,

@@ -17,9 +17,9 @@ CPU = "CPUExecutionProvider"
 class Wheel:
     """The Python package that brings a provider.
 
-    ``package``: its name on the package index; empty where ONNX Runtime must be built for it. ``module``: of a plug-in library
-    that the plain ``onnxruntime`` loads, the module that knows its path (``get_library_path()``). Without one the package is
-    another build of ONNX Runtime, which takes the plain one's place: two builds cannot share a process.
+    ``package``: its name on the package index. ``module``: of a plug-in library that the plain ``onnxruntime`` loads, the module
+    that knows its path (``get_library_path()``). Without one the package is another build of ONNX Runtime, which takes the
+    plain one's place: two builds cannot share a process.
     """
 
     package: str
