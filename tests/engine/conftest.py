@@ -90,6 +90,12 @@ def engine() -> Iterator[Engine]:
     llm.llm_engine.engine_core.shutdown()
 
 
+@pytest.fixture
+def patient(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy the machine is, drafts are waited for: for tests of what is drafted, not of when."""
+    monkeypatch.setattr(engine.rounds(), "_deadline", lambda sequences: 60.0)
+
+
 @pytest.fixture(autouse=True)
 def _no_drafts_left(request: pytest.FixtureRequest) -> Iterator[None]:
     yield

@@ -69,7 +69,7 @@ def meaning(engine: Engine, sentences: SentenceModel) -> Iterator[Meaning]:
 
 
 @pytest.fixture
-def real(drafter: DraftEngine) -> Callable[[], InProcessChannel]:
+def real(drafter: DraftEngine, patient: None) -> Callable[[], InProcessChannel]:
     return lambda: InProcessChannel(drafter)
 
 
@@ -91,7 +91,6 @@ def test_mismatches_pass_and_other_requests_do_not_change(
     assert stats["relaxed_tokens"] > 0
     assert stats["semantic_passed"] >= stats["relaxed_tokens"]
     assert stats["semantic_compared"] > stats["semantic_passed"]
-    assert stats["semantic_guarded"] > 0
     assert not stats.get("semantic_failed")
     assert got[:half] != lossless[:half]
 
