@@ -48,7 +48,7 @@ def sentence(advice: Recommendation) -> str:
                 f"Nearest is {_says(advice.nearest, advice)}, {_gain(advice.nearest)}."
             )
         case "no_effect":
-            return f"At {floor}: no setting let a single token pass; all are lossless in effect. Try larger values."
+            return f"At {floor}: no setting let a single token pass; all are lossless in effect. Try laxer values."
         case "too_few":
             assert advice.nearest is not None
             n = _of(advice.nearest, advice).n
