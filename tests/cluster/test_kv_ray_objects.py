@@ -1,6 +1,7 @@
 """Blocks as Ray objects on a private Ray: the contract with the reader in an actor of its own, and what a forger may try."""
 
 import base64
+import contextlib
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -43,9 +44,10 @@ class Reader:
 
 @pytest.fixture(scope="module")
 def actor() -> Iterator[Any]:
-    with private_ray(REPOSITORY, cpus=2):
-        import ray
+    import ray
 
+    # where other tests' application runs in this process, its Ray serves: a process has one
+    with contextlib.nullcontext() if ray.is_initialized() else private_ray(REPOSITORY, cpus=2):
         yield ray.remote(num_cpus=0)(Reader).remote()
 
 
