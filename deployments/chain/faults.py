@@ -30,8 +30,12 @@ class FaultPolicy:
     kv_lease_s: float = 2.0  # memory with KV that a draft was told of is kept so long; it reads within one round
     kv_inline_bytes: int = 16 * 1024 * 1024  # of KV inside one message to a draft on another machine; half its bound
     # --- the answer chain -----------------------------------------------------------------------------------------
-    answer_drafts_s: float = 10.0  # drafts of models that are not there by then are not waited for: 64 tokens on a busy core
-    answer_handover_s: float = 0.5  # a draft hands over what it wrote by its deadline and so much more: it may be in a step
+    answer_drafts_s: float = (
+        10.0  # drafts of models that are not there by then are not waited for: 64 tokens on a busy core
+    )
+    answer_handover_s: float = (
+        0.5  # a draft hands over what it wrote by its deadline and so much more: it may be in a step
+    )
     answer_evidence_s: float = 0.5  # the same for sources without a model
     answer_tags_s: float = 0.25  # a validator's tag that comes later is unknown
     answer_score_s: float = 5.0  # for the target's look at the drafts, before its answer begins
