@@ -3,6 +3,7 @@
 Names that Serve has, too, mean what they mean there. Without a section a deployment keeps its number of replicas.
 """
 
+from abc import abstractmethod
 from typing import Annotated, Any
 
 from pydantic import Field, model_validator
@@ -35,9 +36,9 @@ class Scaling(Strict):
             raise ValueError(f"max_replicas {self.max_replicas} is less than min_replicas {self.min_replicas}")
         return self
 
+    @abstractmethod
     def goals(self) -> dict[str, Any]:
         """Fields of :class:`cluster.autoscale.Goals`."""
-        raise NotImplementedError
 
     def serve_config(self, initial: int) -> dict[str, Any]:
         """Serve's ``autoscaling_config`` of a deployment that starts with ``initial`` replicas."""
