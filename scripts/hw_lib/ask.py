@@ -14,7 +14,9 @@ import msgspec
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_LINE_BYTES = 1 << 20
-LAST_CHARACTERS = 300  # of what a process printed before it crashed
+LAST_CHARACTERS = 300  # shown of a line
+LAST_BYTES = 16 * 1024  # of what a process printed before it crashed
+FATAL = "Fatal Python error:"  # begins the stack that PYTHONFAULTHANDLER=1 prints after a process's own last words
 
 Tell = Callable[[float, str], None]
 
@@ -64,7 +66,11 @@ def ask(
             return row
         if late.is_set():
             return {"name": provider, "status": "late", "reason": f"no result in {limit_s:g} s"}
-        errors.seek(max(0, errors.seek(0, os.SEEK_END) - LAST_CHARACTERS))
-        last = errors.read().decode(errors="replace").strip().splitlines()
+        errors.seek(max(0, errors.seek(0, os.SEEK_END) - LAST_BYTES))
+        last = errors.read().decode(errors="replace").split(FATAL)[0].strip().splitlines()
     ended = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-    return {"name": provider, "status": "crashed", "reason": f"{ended}: {last[-1] if last else 'without a word'}"}
+    return {
+        "name": provider,
+        "status": "crashed",
+        "reason": f"{ended}: {last[-1][-LAST_CHARACTERS:] if last else 'without a word'}",
+    }

@@ -42,7 +42,11 @@ def test_a_row_with_progress_and_noise_before_it(tmp_path: Path) -> None:
     assert told == [(0.5, "half")]
 
 
-def test_a_crash_is_a_row_with_its_signal_and_last_words(tmp_path: Path) -> None:
+@pytest.mark.parametrize("faulthandler", ["", "1"])
+def test_a_crash_is_a_row_with_its_signal_and_last_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faulthandler: str
+) -> None:
+    monkeypatch.setenv("PYTHONFAULTHANDLER", faulthandler)
     row, _ = asked(
         tmp_path, "import os, sys\nprint('no driver', file=sys.stderr, flush=True)\nos.kill(os.getpid(), 11)"
     )
