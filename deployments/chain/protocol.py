@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 MAX_DRAFT_TOKENS = 32
 MAX_SESSIONS_PER_STEP = 1024
 MAX_MESSAGE_BYTES = 32 * 1024 * 1024
@@ -53,10 +53,19 @@ class Commit(msgspec.Struct, frozen=True, array_like=True):
     tenant: str = ""  # set when the session opens: whose work it is, for fair shares
     verifying: list[int] = []  # what the target is about to verify after ``length`` that this draft did not propose
     kv: bytes = b""  # where the target's KV of committed positions can be had: a reference of ``hw.kv``; opaque here
+    hidden: bytes = b""  # little-endian float16 [n, size]: the target's last hidden states, to a draft that asked
+    hidden_start: int = 0  # position of the first of them; the last is at most ``length - 2``: the last token has none yet
 
     @property
     def opens(self) -> bool:
         return self.length == len(self.tokens)
+
+    def hidden_rows(self, size: int) -> npt.NDArray[np.float16] | None:
+        """The hidden states ``[n, size]`` of positions from ``hidden_start`` on; None where they are not what they should be."""
+        rows, rest = divmod(len(self.hidden), 2 * size)
+        if rest or self.hidden_start < 0 or self.hidden_start + rows > self.length - 1:
+            return None
+        return np.frombuffer(self.hidden, dtype="<f2").reshape(rows, size)
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):

@@ -14,6 +14,8 @@ from typing import Any, Self
 
 MANIFEST = "chain.json"
 MANIFEST_FORMAT = 1
+CONDITIONED = "conditioned"  # the kind of a draft that takes the target's hidden states
+HEAD_IDS = "head_ids.npy"  # of such a draft: int32 [head_size], ascending: the vocabulary id of each logit
 
 _HEADER_LIMIT = 100 * 1024 * 1024
 
@@ -193,9 +195,12 @@ def _rope_scaling(rope: dict[str, Any]) -> str:
 class Manifest:
     """``chain.json``: what a prepared folder is, what it was made of, and which files must be there.
 
-    ``kind`` is ``checkpoint`` (for the target), ``draft`` (ONNX) or ``sentences`` (ONNX, an encoder); what is no draft leaves
+    ``kind`` is ``checkpoint`` (for the target), ``draft`` or ``conditioned`` (ONNX), or ``sentences`` (ONNX, an encoder); what is no draft leaves
     the draft's fields at their defaults. ``last_logits_only``: a call returns the logits of the last position alone, float [batch, 1, vocab].
     ``kv_dtype`` is numpy's name of the past's element type, whose layout is [batch, kv_heads, position, head_dim].
+    ``conditioned`` is a draft, too, one that takes the target's last hidden states (``hidden_size`` values a position): its logits
+    are those of the ``head_size`` tokens in ``head_ids.npy``, ``target_weights`` is the fingerprint of the checkpoint whose hidden
+    states it was trained on, and ``trained`` the record of that.
     """
 
     kind: str
@@ -218,6 +223,10 @@ class Manifest:
     provider: str = ""
     kv_dtype: str = ""
     last_logits_only: bool = False
+    hidden_size: int = 0
+    head_size: int = 0
+    target_weights: str = ""
+    trained: dict[str, Any] = field(default_factory=dict)
     files: dict[str, int] = field(default_factory=dict)
     format: int = MANIFEST_FORMAT
 
