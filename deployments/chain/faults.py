@@ -57,6 +57,10 @@ class FaultPolicy:
     start_timeout_s: float = 600.0  # models load, engines compile
     drain_timeout_s: float = 10.0  # a stopping replica finishes or drops what it holds
     rpc_timeout_s: float = 10.0  # one control call into the engine
+    # --- targets that are lost ------------------------------------------------------------------------------------
+    target_retries: int = 4  # a request of which nothing was sent yet is asked again so often
+    target_retry_pause_s: float = 0.2  # before the first of these; doubles, for a replica with a dead engine to leave
+    engine_watch_s: float = 0.5  # a target replica sees within so long that its engine died, and leaves
     # --- metrics --------------------------------------------------------------------------------------------------
     metrics_period_s: float = 5.0  # counters reach Ray's metrics so often; Ray itself reports every ten seconds
     # --- requests -------------------------------------------------------------------------------------------------

@@ -1,9 +1,10 @@
 """The ingress: ``ray.serve.llm``'s OpenAI API with the chain's request field, honest errors and a health answer."""
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,6 +29,7 @@ from deployments.router.answering import Answering, with_given
 from deployments.router.availability import replica_count
 from deployments.router.calls import ServeCalls
 from deployments.router.prompts import Prompts
+from deployments.router.retry import Retries
 from deployments.router.tenants import tenant_of
 
 logger = logging.getLogger(__name__)
@@ -90,6 +92,7 @@ class Router(OpenAiIngress):
         self._validators = Registry(self._settings.validators, check_only=True) if evidence else None
         self._sources = Sources(models=tuple(self._drafts), evidence=tuple(self._settings.evidence))
         self._answers = {name: self._answer_chain(handle) for name, handle in llm_deployments.items()}
+        self._retries = Retries(FaultPolicy(**self._settings.faults), self._settings.retry_after_s)
 
     def _answer_chain(self, target: DeploymentHandle) -> AnswerChain | None:
         """None where the target's tokenizer cannot be used: requests for it are refused, all others are served."""
@@ -159,6 +162,18 @@ class Router(OpenAiIngress):
         answer_plan(body, self._settings.answer, self._sources, trace=False)  # refuses what only chats have
         model, _ = await self._prepare(body, request)
         return await self._while_served(super().completions(body, request), model)
+
+    async def _get_response(
+        self, *, body: Any, call_method: str, raw_request: Request | None = None
+    ) -> AsyncGenerator[Any, None]:
+        """As the base class; a request whose target replica is lost is asked again, or its stream says so."""
+        ask = super()._get_response
+        answer = self._retries.answer(
+            lambda: ask(body=body, call_method=call_method, raw_request=raw_request), stream=bool(body.stream)
+        )
+        async with contextlib.aclosing(answer) as items:
+            async for item in items:
+                yield item
 
     async def _prepare(self, body: ChainRequest, request: Request) -> tuple[str, str]:
         """Check the request, and return its model and its tenant."""

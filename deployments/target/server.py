@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import logging
+import os
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ from deployments.chain.faults import FaultPolicy
 from deployments.target import stop_strings
 from deployments.target.answer_checks import AnswerChecks
 from deployments.target.discovery import Ask, DraftDiscovery
+from deployments.target.leaving import leave_with_engine
 from deployments.target.metrics import ChainMetrics, export
 from deployments.target.options import ChainOptions
 from deployments.target.predictions import tokenised, with_prediction_usage
@@ -52,9 +54,13 @@ class TargetServer(LLMServer):
         asks = {name: self._ask(handle) for name, handle in self._drafts.items()}
         self._discovery = DraftDiscovery(asks, self.engine.collective_rpc, self._faults)
         metrics = export(self.engine.collective_rpc, ChainMetrics.of_replica, self._faults)
+        client = self.engine._engine_client
+        # not a graceful exit, which would wait for requests that cannot end
+        leaving = leave_with_engine(lambda: bool(client.errored), lambda: os._exit(1), self._faults.engine_watch_s)
         self._background = [
             asyncio.create_task(self._discovery.run(), name="draft discovery"),
             asyncio.create_task(metrics, name="chain metrics"),
+            asyncio.create_task(leaving, name="engine watch"),
         ]
 
     def _ask(self, handle: DeploymentHandle) -> Ask:

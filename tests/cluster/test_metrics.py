@@ -9,6 +9,7 @@ from prometheus_client.samples import Sample
 
 from deployments.names import ROUTER, target_name
 from deployments.router.answer_metrics import ANSWERS, FAILURES, WAITS
+from deployments.router.retry import LOST_METRIC
 from deployments.target.metrics import BY_BATCH, COUNTERS, GAUGES, LABELLED, OVERHEAD
 from tests.cluster.conftest import App, wait_until
 from tests.cluster.drafts import MODEL_ONLY, counter, stuck_draft, wait_for_acceptance
@@ -81,7 +82,9 @@ def test_those_of_the_answer_chain(app: App) -> None:
     names = {f"ray_{name}" for name, *_ in (ANSWERS, WAITS)}
     wait_until(lambda: names <= {family_of(sample.name) for _, sample in chain_samples()}, REPORT_S, 2)
     router = [(kind, sample) for kind, sample in chain_samples() if sample.labels["deployment"] == ROUTER]
-    assert {family_of(sample.name) for _, sample in router} <= names | {f"ray_{FAILURES[0]}"}
+    assert {family_of(sample.name) for _, sample in router} <= names | {
+        f"ray_{name}" for name in (FAILURES[0], LOST_METRIC[0])
+    }
     assert {kind for kind, sample in router if family_of(sample.name) == f"ray_{WAITS[0]}"} == {"histogram"}
     assert {sample.labels["part"] for _, sample in router if family_of(sample.name) == f"ray_{WAITS[0]}"} == {
         "drafts",
