@@ -3,7 +3,7 @@
 import hashlib
 
 SHARED_MEMORY, INLINE = "shared_memory", "inline"  # how KV reaches a draft: mapped memory, or inside the message
-HIDDEN = "hidden"  # a draft's answer to the offer, too: it takes no KV, but the target's last hidden states with each commit
+HIDDEN = "hidden"  # the same for a draft that takes no KV, but the target's last hidden states with each commit
 
 
 def salt_of(tenant: str) -> bytes:

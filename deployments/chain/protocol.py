@@ -54,7 +54,7 @@ class Commit(msgspec.Struct, frozen=True, array_like=True):
     verifying: list[int] = []  # what the target is about to verify after ``length`` that this draft did not propose
     kv: bytes = b""  # where the target's KV of committed positions can be had: a reference of ``hw.kv``; opaque here
     hidden: bytes = b""  # little-endian float16 [n, size]: the target's last hidden states, to a draft that asked
-    hidden_start: int = 0  # position of the first of them; the last is at most ``length - 2``: the last token has none yet
+    hidden_start: int = 0  # position of the first of them; none is of the last token, which was not computed yet
 
     @property
     def opens(self) -> bool:

@@ -255,6 +255,22 @@ class Manifest:
         )
 
 
+def conditioned_facts(folder: Path | str) -> Manifest | None:
+    """The manifest of a draft that takes the target's hidden states; None for any other folder. CheckpointError for a broken one."""
+    path = Path(folder) / MANIFEST
+    if not path.is_file() or read_json(path).get("kind") != CONDITIONED:
+        return None
+    return Manifest.read(folder)
+
+
+def known_weights(folder: Path | str) -> str:
+    """The fingerprint of a folder's weights: what was prepared says so, of others every weight is read. CheckpointError."""
+    try:
+        return Manifest.read(folder).weights
+    except CheckpointError:
+        return weights_fingerprint(folder)
+
+
 def canonical(value: Any) -> bytes:
     """JSON with one spelling per value: what gets hashed."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")

@@ -11,10 +11,10 @@ import json
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -40,7 +40,7 @@ class UnsupportedModel(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Shapes of a model. ``context``: longest sequence its positions allow. ``last_only``: logits of the last position."""
+    """Shapes of a model. ``vocab_size``: logits a position. ``context``: longest sequence its positions allow. ``last_only``: logits of the last position."""
 
     layers: int
     kv_heads: int
@@ -51,14 +51,14 @@ class Geometry:
     last_only: bool
 
 
-def read_geometry(session: ort.InferenceSession, folder: Path) -> Geometry:
+def read_geometry(session: ort.InferenceSession, folder: Path, beside: Collection[str] = ()) -> Geometry:
     """Read shapes from the graph's inputs, and what the graph does not say from the JSON files beside it.
 
-    Raises :class:`UnsupportedModel`.
+    ``beside``: inputs there must be beyond a decoder's own. Raises :class:`UnsupportedModel`.
     """
     inputs = {node.name: node for node in session.get_inputs()}
     layers = sum(1 for name in inputs if re.fullmatch(r"past_key_values\.\d+\.key", name))
-    wanted = {"input_ids", "attention_mask"}
+    wanted = {"input_ids", "attention_mask", *beside}
     wanted |= {f"past_key_values.{layer}.{part}" for layer in range(layers) for part in ("key", "value")}
     if not layers or wanted != set(inputs):
         raise UnsupportedModel(f"{folder}: inputs must be {sorted(wanted)[:4]}…, found {sorted(inputs)[:6]}…")
@@ -76,7 +76,8 @@ def read_geometry(session: ort.InferenceSession, folder: Path) -> Geometry:
         for given, field in ((key.shape[1], "num_key_value_heads"), (key.shape[3], "head_size"))
     )
     logits = session.get_outputs()[0]
-    vocab_size = logits.shape[2] if isinstance(logits.shape[2], int) else described.get("vocab_size")
+    stated = settings.get("head_size") or described.get("vocab_size")
+    vocab_size = logits.shape[2] if isinstance(logits.shape[2], int) else stated
     context = settings.get("max_context", described.get("context_length"))
     if not all(isinstance(value, int) for value in (kv_heads, head_dim, vocab_size, context)):
         raise UnsupportedModel(f"{folder}: kv heads, head size, vocabulary or context length are nowhere stated")
@@ -90,6 +91,8 @@ class OnnxModel:
 
     ``prefill`` and ``decode`` return views of a logits buffer that the next call overwrites.
     """
+
+    beside: ClassVar[Collection[str]] = ()  # inputs of the graph beyond a decoder's own
 
     def __init__(
         self,
@@ -116,7 +119,7 @@ class OnnxModel:
         self.tuning.pin()
         self._session = open_session(str(path), self.profile, self.tuning)
         self.placement = self._placed()
-        self.geometry = geometry = read_geometry(self._session, Path(folder))
+        self.geometry = geometry = read_geometry(self._session, Path(folder), self.beside)
         self.slots = slots
         self.context = min(context, geometry.context)
         self.vocab_size = geometry.vocab_size
