@@ -32,7 +32,9 @@ class EvidenceDeployment:
             ParameterError: a configured validator cannot be loaded; the message names it.
         """
         settings, policy = Evidence.model_validate(spec), FaultPolicy(**faults)
-        self._validation = build_validation(settings.validators, policy)  # its processes end with this one
+        self._metrics = Metrics()
+        # its processes end with this one
+        self._validation = build_validation(settings.validators, policy, self._metrics.tagged)
         self._start(make_sources(settings, policy), target_model, policy)
 
     @classmethod
@@ -40,14 +42,14 @@ class EvidenceDeployment:
         """The same over given sources, outside Serve."""
         self = cls.__new__(cls)
         registry = Registry()
-        self._validation = Validation(registry, EmbeddedQueue(registry, faults), faults)
+        self._metrics = Metrics()
+        self._validation = Validation(registry, EmbeddedQueue(registry, faults), faults, tagged=self._metrics.tagged)
         self._start(sources, target_model, faults)
         return self
 
     def _start(self, sources: Sequence[Source], target_model: str, faults: FaultPolicy) -> None:
         length = make_length(target_model)
         self._runners = {source.name: Runner(source, length, faults) for source in sources}
-        self._metrics = Metrics()
 
     async def draft(
         self, question: dict[str, Any], sources: list[str] | None, deadline_s: float

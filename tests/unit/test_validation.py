@@ -93,6 +93,25 @@ async def test_tags(kind: str, request: pytest.FixtureRequest) -> None:
         assert (await one(front, "pair", "judged"))["why"] == "rude"
 
 
+async def test_who_counts_tags_hears_of_each_under_few_names() -> None:
+    heard: list[tuple[str, str, str]] = []
+    registry = Registry()
+    queue = EmbeddedQueue(registry, FAULTS)
+    front = Validation(registry, queue, FAULTS, tagged=lambda *tag: heard.append(tag))
+    await front.validate(["[1]", "x ="], [{"name": "json_syntax"}, {"name": "nobody"}], PLENTY_S)
+    await front.validate(["[1]"], [{"name": "json_syntax"}], 0.0)  # from the cache
+    await front.validate(["[2]"], [{"name": "json_syntax"}], 0.0)
+    assert heard == [
+        ("json_syntax", "valid", ""),
+        ("other", "unknown", "bad_parameters"),
+        ("json_syntax", "invalid", ""),
+        ("other", "unknown", "bad_parameters"),
+        ("json_syntax", "valid", ""),
+        ("json_syntax", "unknown", "late"),
+    ]
+    await front.close()
+
+
 @both
 async def test_misbehaviour_is_unknown_and_the_next_one_is_served(kind: str, request: pytest.FixtureRequest) -> None:
     async with validation(kind, request) as front:

@@ -1,5 +1,7 @@
 """From the section ``args.evidence.validators`` to a running :class:`Validation`."""
 
+from collections.abc import Callable
+
 from deployments.chain.faults import FaultPolicy
 from deployments.config.validators import Validators
 from deployments.evidence.validators.embedded import EmbeddedQueue
@@ -7,8 +9,8 @@ from deployments.evidence.validators.registry import Registry
 from deployments.evidence.validators.validation import Validation
 
 
-def build_validation(settings: Validators, faults: FaultPolicy) -> Validation:
-    """Load what is configured and start its process.
+def build_validation(settings: Validators, faults: FaultPolicy, tagged: Callable[[str, str, str], None]) -> Validation:
+    """Load what is configured and start its process. ``tagged`` hears of tags, see :class:`Validation`.
 
     Raises:
         ParameterError: naming the validator that cannot be loaded.
@@ -20,8 +22,9 @@ def build_validation(settings: Validators, faults: FaultPolicy) -> Validation:
 
         address, stream = settings.redis.address(), settings.redis.stream
         elsewhere = RedisStream(address, faults, stream=stream, queue=settings.redis.queue)
-        return Validation(registry, elsewhere, faults, cache=settings.cache)
-    return Validation(registry, embedded_queue(settings, registry, faults), faults, cache=settings.cache)
+        return Validation(registry, elsewhere, faults, cache=settings.cache, tagged=tagged)
+    queue = embedded_queue(settings, registry, faults)
+    return Validation(registry, queue, faults, cache=settings.cache, tagged=tagged)
 
 
 def embedded_queue(settings: Validators, registry: Registry, faults: FaultPolicy) -> EmbeddedQueue:

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,6 +18,7 @@ from deployments.evidence.validators.registry import Registry, Spec
 MAX_TEXTS = 32
 MAX_VALIDATORS = 8  # of one request
 MAX_CONTEXT_BYTES = 64 * 1024
+OTHER = "other"  # for counting: a validator that is not there
 BREAKING = ("hung", "died")  # failures that cost a process and the time of those who wait behind it
 CIRCUITS = 1024
 
@@ -29,8 +30,20 @@ class Validation:
     A validator (with its parameters) that hangs or dies again and again is left alone for a while.
     """
 
-    def __init__(self, registry: Registry, backend: Backend, faults: FaultPolicy, *, cache: int = 4096) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        backend: Backend,
+        faults: FaultPolicy,
+        *,
+        cache: int = 4096,
+        tagged: Callable[[str, str, str], None] = lambda validator, tag, failure: None,
+    ) -> None:
+        """``tagged`` hears of each tag that is handed out: the validator's name (one of the registry's, else ``OTHER``), the tag, and
+        why it is no verdict, in one word; empty where it is one.
+        """
         self.registry = registry
+        self._tagged, self._names = tagged, frozenset(registry.names())
         self._backend, self._faults, self._size = backend, faults, cache
         self._cache: OrderedDict[bytes, Tag] = OrderedDict()
         self._running: dict[bytes, asyncio.Task[Tag]] = {}
@@ -65,7 +78,7 @@ class Validation:
         if tasks:
             await asyncio.wait(tasks, timeout=max(0.0, budget_s))
         return [
-            [self._wire(spec, self._now(item, budget_s)) for spec, item in zip(validators, row, strict=True)]
+            [self._wire(spec, self._now(spec, item, budget_s)) for spec, item in zip(validators, row, strict=True)]
             for row in rows
         ]
 
@@ -140,17 +153,18 @@ class Validation:
             self._circuits.popitem(last=False)
         return circuit
 
-    def _now(self, item: Tag | asyncio.Task[Tag], budget_s: float) -> Tag:
+    def _now(self, spec: Any, item: Tag | asyncio.Task[Tag], budget_s: float) -> Tag:
         tag = item if isinstance(item, Tag) else _result(item, budget_s)
         self._counts[f"tag:{tag.tag}"] += 1
         if tag.failure:
             self._counts[f"failure:{tag.failure}"] += 1
+        name = _name(spec)
+        self._tagged(name if name in self._names else OTHER, tag.tag, tag.failure)
         return tag
 
     @staticmethod
     def _wire(spec: Any, tag: Tag) -> dict[str, str]:
-        name = spec.get("name") if isinstance(spec, Mapping) else None
-        return {"validator": str(name)[:64], "tag": tag.tag, "why": tag.why}
+        return {"validator": _name(spec), "tag": tag.tag, "why": tag.why}
 
     @staticmethod
     def _context(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -162,6 +176,11 @@ class Validation:
             small = False
         kept = kept if small else {"tenant": str(given.get("tenant", ""))[:256]}
         return {"today": datetime.now(UTC).date().isoformat(), **kept}
+
+
+def _name(spec: Any) -> str:
+    name = spec.get("name") if isinstance(spec, Mapping) else None
+    return str(name)[:64]
 
 
 TOO_MANY = unknown(f"more than {MAX_TEXTS} texts or {MAX_VALIDATORS} validators", "too_many")
