@@ -1,6 +1,7 @@
 """The answer chain of one request: drafts, what they amount to, who decides, and what the target is given to verify."""
 
 import asyncio
+import base64
 import logging
 import secrets
 import time
@@ -48,6 +49,10 @@ class Decision:
         """The drafts for the target, tokens only."""
         return [list(self.found.candidates[index].tokens) for index in self.given]
 
+    def tops(self) -> list[dict[str, str] | None]:
+        """What their writers thought of those tokens, in the form of the target's options; None where nobody said."""
+        return [_top(self.found.candidates[index]) for index in self.given]
+
     def told(self) -> Plain:
         """As the trace shows it."""
         drafts = []
@@ -67,6 +72,13 @@ class Decision:
             "reasons": self.found.reasons,
             "ms": self.ms,
         }
+
+
+def _top(candidate: Candidate) -> dict[str, str] | None:
+    if candidate.top_ids is None or candidate.top_probs is None:
+        return None
+    parts = {"ids": candidate.top_ids.astype("<i4"), "probs": candidate.top_probs.astype("<f2")}
+    return {name: base64.b64encode(part.tobytes()).decode() for name, part in parts.items()}
 
 
 class AnswerChain:

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from ray.llm._internal.serve.core.configs.openai_api_models import ErrorResponse, OpenAIHTTPException
 from ray.llm._internal.serve.core.ingress.utils import _openai_json_wrapper, _peek_at_generator
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -17,6 +18,7 @@ from deployments.api.answers import AnswerPlan
 from deployments.api.errors import RequestError
 from deployments.api.requests import ChainChatRequest
 from deployments.api.trace import DONE
+from deployments.chain.acceptance.policy import Policy
 from deployments.chain.given import MAX_DRAFTS
 from deployments.router.answer_chain import AnswerChain, Decision
 from deployments.router.answer_response import DATA, AnswerText, abstention, abstention_stream, event
@@ -25,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 Target = AsyncGenerator[Any, None]
 SSE = "text/event-stream"
+COMPARING = ("nkl", "probabilistic")  # rules that look at a draft's probabilities
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +73,7 @@ class Answering:
             body.messages,
             plan,
             tenant=tenant,
-            temperature=self.temperature if body.temperature is None else body.temperature,
+            temperature=self._temperature(body),
             seed=body.seed,
             max_tokens=body.max_completion_tokens or body.max_tokens,
             stop=body.stop_token_ids or (),
@@ -78,9 +81,13 @@ class Answering:
             tell=tell,
         )
 
+    def _temperature(self, body: ChainChatRequest) -> float:
+        return self.temperature if body.temperature is None else float(body.temperature)
+
     async def _begun(self, body: ChainChatRequest, decision: Decision) -> tuple[Any, Target]:
         """The target's first words on the final request, and all of them."""
-        first, target = await self.served(_peek_at_generator(self.ask(final_request(body, decision))))
+        final = final_request(body, decision, self._temperature(body))
+        first, target = await self.served(_peek_at_generator(self.ask(final)))
         head = first[0] if isinstance(first, list) else first
         if isinstance(head, ErrorResponse):
             raise OpenAIHTTPException(message=head.error.message, status_code=head.error.code, type=head.error.type)
@@ -137,12 +144,15 @@ class Answering:
 _learning: set[asyncio.Task[None]] = set()  # the event loop itself holds tasks weakly
 
 
-def final_request(body: ChainChatRequest, decision: Decision) -> ChainChatRequest:
-    """The request as the target gets it: with the drafts to be verified, and the resolver's words where it is to write."""
+def final_request(body: ChainChatRequest, decision: Decision, temperature: float) -> ChainChatRequest:
+    """The request as the target gets it: with the drafts to be verified, and the resolver's words where it is to write.
+
+    Of drafts that the request brought, only those decided upon: one tagged invalid is not to be verified after all.
+    """
     update: dict[str, Any] = {}
     if decision.given:
         xargs = dict(body.vllm_xargs or {})
-        xargs["chain"] = with_given(str(xargs["chain"]), decision.tokens())
+        xargs["chain"] = with_decided(str(xargs["chain"]), decision, temperature)
         update["vllm_xargs"] = xargs
     if decision.message is not None:
         update["messages"] = [*body.messages[:-1], {"role": "user", "content": decision.message}]
@@ -154,6 +164,21 @@ def with_given(options: str, drafts: list[list[int]]) -> str:
     """The chain's options (JSON) with drafts for the target to verify, before those it has."""
     decoded = json.loads(options)
     return json.dumps({**decoded, "given": [*drafts, *decoded.get("given", [])][:MAX_DRAFTS]})
+
+
+def with_decided(options: str, decision: Decision, temperature: float) -> str:
+    """The chain's options (JSON) with the drafts decided upon instead of the texts that the request brought.
+
+    Where a policy compares distributions they go with what their writers thought, which they say at temperature 1: that is how
+    such policies take a greedy request, too, and what cannot be had from a draft's likeliest tokens for another temperature.
+    """
+    decoded = json.loads(options)
+    if decoded.pop("texts", None):
+        decoded["predicted"] = True
+    rule = msgspec.convert(decoded["policy"], Policy).rule if "policy" in decoded else ""
+    if rule in COMPARING and temperature in (0.0, 1.0):
+        decoded["given_top"] = decision.tops()
+    return with_given(json.dumps(decoded), decision.tokens())
 
 
 def _wants_usage(body: ChainChatRequest) -> bool:

@@ -16,6 +16,13 @@ logger = logging.getLogger(__name__)
 SEED_MASK = (1 << 63) - 1
 
 
+class GivenTop(msgspec.Struct, frozen=True):
+    """What whoever wrote a draft of ``L`` tokens thought of each position: its ``k`` likeliest tokens, as the request samples."""
+
+    ids: bytes  # <i4 [L, k]
+    probs: bytes  # <f2 [L, k]; what is missing to 1 is the tail's mass
+
+
 class ChainOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Decoded options; the router has validated them, an in-process caller gets msgspec's error."""
 
@@ -30,6 +37,8 @@ class ChainOptions(msgspec.Struct, frozen=True, kw_only=True):
     logit_bias: dict[str, float] = {}
     policy: Policy | None = None  # None: lossless
     given: list[list[int]] = []  # drafts that came with the request, see deployments.chain.given
+    given_top: list[GivenTop | None] = []  # of ``given``, in its order; None or missing: unknown
+    predicted: bool = False  # the usage is to say what became of them, as it does where ``texts`` are there
     texts: list[str] = []  # those that came as text; the server turns them into ``given``
 
     def bias(self) -> dict[int, float]:

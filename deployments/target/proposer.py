@@ -13,6 +13,7 @@ from deployments.chain.acceptance.candidates import Lossy, Proposal
 from deployments.chain.acceptance.family import family
 from deployments.chain.controller import Controller, Unconditional
 from deployments.chain.faults import FaultPolicy
+from deployments.chain.given import top_of
 from deployments.chain.protocol import MAX_DRAFT_TOKENS, Sampling
 from deployments.target.options import ChainOptions, options_of, seed_of
 from deployments.target.rounds import DraftRounds
@@ -217,7 +218,11 @@ class ChainProposer:
     def _begin(self, request: str, options: ChainOptions, prompt: list[int]) -> None:
         sources, given = (options.sources, options.given) if options.enabled else ((), ())
         kind = family(options.policy)
-        self.rounds.begin(request, options.id, prompt, options.trace, options.tenant, sources, given, kind)
+        tops = [
+            None if top is None else top_of(len(draft), top.ids, top.probs)
+            for draft, top in zip(given, options.given_top, strict=False)
+        ]
+        self.rounds.begin(request, options.id, prompt, options.trace, options.tenant, sources, given, kind, tops)
 
     def finish(self, requests: set[str]) -> None:
         """vLLM freed these requests (finished or aborted)."""

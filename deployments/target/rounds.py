@@ -14,6 +14,7 @@ from deployments.chain.acceptance.candidates import Proposal
 from deployments.chain.acceptance.family import LOSSLESS
 from deployments.chain.controller import ALONE, SHARED, Controller, StepDone
 from deployments.chain.faults import FaultPolicy
+from deployments.chain.given import Top
 from deployments.chain.protocol import MAX_SESSIONS_PER_STEP, DraftChannel, Sampling
 from deployments.chain.source_choice import choose
 from deployments.chain.trace import Round, Trace
@@ -99,16 +100,18 @@ class DraftRounds:
         sources: Iterable[str] | None = None,
         given: Many[Many[int]] = (),
         family: str = LOSSLESS,
+        tops: Many[Top | None] = (),
     ) -> None:
         """A request reached the target; must precede its first :meth:`round`.
 
-        ``sources`` are those that may draft for it, None: all there are. Drafts that it brought, ``given``, count anyway.
+        ``sources`` are those that may draft for it, None: all there are. Drafts that it brought, ``given``, count anyway;
+        ``tops`` are what whoever wrote those thought of their tokens.
         ``family`` is that of its policy: what it accepts is remembered for those like it.
         """
         allowed = None if sources is None else frozenset(sources)
         sequence = Sequence(Trace(keep_rounds, len(prompt)), chain_id, tenant, allowed, family)
         self._sequences[request] = sequence
-        if given and self._given.give(request, given):
+        if given and self._given.give(request, given, tops):
             sequence.local.append(self._given)
         for source in self._sources:
             if sequence.allows(source.name):
@@ -297,7 +300,14 @@ class DraftRounds:
             offer = self.controller.offer(view, proposal.confidence, tokens)
             if offer.length and (best is None or offer.expected > best.offer.expected):
                 best = Candidate(
-                    source.name, source.name, view, proposal.tokens, proposal.confidence, offer, len(proposal.tokens)
+                    source.name,
+                    source.name,
+                    view,
+                    proposal.tokens,
+                    proposal.confidence,
+                    offer,
+                    len(proposal.tokens),
+                    top=proposal.top,
                 )
         return best
 

@@ -80,8 +80,8 @@ class TargetServer(LLMServer):
         """As the base class, with drafts that came as text tokenised, and with the trace added where a request asks for one."""
         stream = bool(getattr(request, "stream", False))
         options = chain_options(request)
-        predicted = options is not None and bool(options.texts)
-        if options is not None and predicted:
+        predicted = options is not None and bool(options.texts or options.predicted)
+        if options is not None and options.texts:
             options = await asyncio.to_thread(tokenised, options, self._tokenizer)  # long drafts take many milliseconds
             request.vllm_xargs = {**request.vllm_xargs, "chain": msgspec.json.encode(options).decode()}
         keep_usage = True

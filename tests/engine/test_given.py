@@ -1,10 +1,12 @@
 """Drafts that come with a request in a real engine: the answer is plain decoding's, the steps are fewer."""
 
+import base64
 import json
 import uuid
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from vllm import SamplingParams
 
@@ -105,3 +107,29 @@ def test_disabled_uses_none(engine: Engine) -> None:
     engine.generate(PROMPTS[:1], SamplingParams(temperature=0, max_tokens=8, extra_args=extra))
     trace = engine.llm.collective_rpc("take_trace", args=("off",))[0]
     assert (trace["drafted"], trace["given"]) == (0, 0)
+
+
+def test_a_policy_acts_on_what_the_writer_thought(engine: Engine) -> None:
+    """One token of the draft is not the target's: with its probabilities it may pass, without them it cannot."""
+    answer = plain(engine, "greedy")[0]
+    draft = [
+        *answer[:2],
+        *other(answer[2:3], engine.vocab()),
+        *answer[3:],
+    ]  # in the first round, and no round's own token
+    seconds = [
+        token if token != own else (token + 1) % engine.vocab() for own, token in zip(answer, draft, strict=True)
+    ]
+    ids = np.asarray([answer, seconds], "<i4").T
+    probs = np.asarray([[0.75, 0.125]] * len(draft), "<f2")
+    top = {name: base64.b64encode(part.tobytes()).decode() for name, part in (("ids", ids), ("probs", probs))}
+    lenient = {"name": "nkl", "delta": 1.0, "delta_max": 1.0, "mask": 1.0}
+    engine.drafts()
+    said = {}
+    for name, tops in (("known", [top]), ("unknown", []), ("wrong", [{**top, "ids": top["ids"][8:]}])):
+        extra = {"chain": json.dumps({"id": name, "policy": lenient, "given": [draft], "given_top": tops})}
+        params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, extra_args=extra)
+        said[name] = list(engine.generate(PROMPTS[:1], params)[0].outputs[0].token_ids)
+    assert said["known"][:3] == draft[:3]
+    assert engine.llm.collective_rpc("take_trace", args=("known",))[0]["relaxed"] >= 1
+    assert said["unknown"] == said["wrong"] == answer[:12]

@@ -302,7 +302,7 @@ class TestWhole:
             {**CHAT, "messages": [{"role": "system", "content": "s"}, *CHAT["messages"]]}
         )
         request.vllm_xargs = {"chain": "{}"}
-        final = final_request(request, Decision(outcome="divergence", message="Choose."))
+        final = final_request(request, Decision(outcome="divergence", message="Choose."), 0.0)
         assert [message["content"] for message in final.messages] == ["s", "Choose."]  # type: ignore[union-attr, index]
         assert request.messages[-1]["content"] == "what is it"  # type: ignore[index]
 

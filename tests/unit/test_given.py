@@ -1,12 +1,13 @@
 """Drafts that came with a request: what is proposed of them, where they are found again, what counts as followed."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.chain.controller import Unconditional
 from deployments.chain.faults import FaultPolicy
-from deployments.chain.given import MAX_DRAFTS, MAX_TOKENS, problem
+from deployments.chain.given import MAX_DRAFTS, MAX_TOKENS, problem, top_of
 from deployments.chain.protocol import Sampling
 from deployments.target.rounds import DraftRounds
 from deployments.target.sequence import Running
@@ -161,6 +162,52 @@ def test_bounds() -> None:
     assert source.stats()["request_tokens"] == MAX_DRAFTS * MAX_TOKENS
     source.extend("r", [2, *[1] * 500])  # the worst there is for finding it again: it occurs everywhere
     assert proposed(source, 4) == [1] * 4
+
+
+class TestThoughts:
+    """What whoever wrote a draft thought of its tokens."""
+
+    TOP = (np.arange(12, dtype=np.int32).reshape(6, 2), np.full((6, 2), 0.25, np.float32))
+
+    def test_go_with_the_tokens_until_the_output_leaves_the_draft(self) -> None:
+        source = GivenSource(VOCAB)
+        source.give("r", [[1, 2, 3, 4, 5, 6]], [self.TOP])
+        source.extend("r", [1])
+        found = source.propose("r", 3)
+        assert found is not None
+        assert found.top is not None
+        np.testing.assert_array_equal(found.top[0], self.TOP[0][1:4])
+        source.extend("r", [9, 1, 2, 3])
+        again = source.propose("r", 2)
+        assert again is not None
+        assert again.tokens == [4, 5]  # found again, after words its writer did not have
+        assert again.top is None
+
+    def test_another_beginning_is_not_the_draft_from_its_start(self) -> None:
+        source = GivenSource(VOCAB)
+        source.give("r", [[1, 2, 3, 4, 5, 6]], [self.TOP])
+        source.extend("r", [7, 1, 2])
+        found = source.propose("r", 2)
+        assert found is not None
+        assert (found.tokens, found.top) == ([3, 4], None)
+
+    def test_reach_whoever_verifies(self) -> None:
+        rounds = DraftRounds("t", VOCAB, FaultPolicy(), Unconditional())
+        rounds.begin("r", "chain", [1, 2], True, "", [], [[1, 2, 3, 4, 5, 6]], tops=[self.TOP])
+        item = Running("r", [1], 3, lambda a, b: [1, 2, 1][a:b], 3, Sampling(0.0, 1))
+        assert rounds.round([item])["r"] == [2, 3, 4]
+        proposal = rounds.proposal("r")
+        assert proposal is not None
+        assert (proposal.base, proposal.tokens) == (3, [2, 3, 4])
+        np.testing.assert_array_equal(proposal.ids, self.TOP[0][1:4])
+        np.testing.assert_array_equal(proposal.probs, self.TOP[1][1:4])
+
+    @pytest.mark.parametrize(
+        ("ids", "probs"), [(b"", b""), (b"1234", b"12"), (b"1" * 16, b"1" * 7), (b"1" * 15, b"1" * 8)]
+    )
+    def test_what_does_not_fit_is_no_thought(self, ids: bytes, probs: bytes) -> None:
+        assert top_of(2, ids, probs) is None
+        assert top_of(0, ids, probs) is None
 
 
 class TestRounds:

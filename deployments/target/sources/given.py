@@ -9,8 +9,9 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
-from deployments.chain.given import MAX_DRAFTS, problem
+from deployments.chain.given import MAX_DRAFTS, Top, problem
 from deployments.target.sources.source import MIN_PATH, Limits, Proposal, trust
 
 GIVEN = "given"
@@ -24,6 +25,7 @@ class _Draft:
     """One draft and where the output is in it."""
 
     tokens: list[int]
+    top: Top | None = None  # what its writer thought of each token [len(tokens), k]
     at: int | None = 0  # its next token to come; None: the output has left it
     match: int = 0  # tokens before ``at`` in which output and draft agree
     head_start: int = START
@@ -36,6 +38,13 @@ class _Draft:
     def open(self) -> bool:
         """Whether it has something to propose."""
         return self.at is not None and self.at < len(self.tokens)
+
+    def thought(self, start: int, stop: int) -> Top | None:
+        """Of these tokens; None once the output has left the draft: of what comes after other words its writer was not asked."""
+        if self.top is None or self.away:
+            return None
+        ids, probs = self.top
+        return ids[start:stop], probs[start:stop]
 
     def advance(self, token: int) -> None:
         """One more token of output."""
@@ -91,14 +100,16 @@ class GivenSource:
         self._depth = (Limits() if limits is None else limits).depth
         self._requests: dict[str, _Request] = {}
 
-    def give(self, request: str, drafts: Sequence[Sequence[int]]) -> bool:
+    def give(self, request: str, drafts: Sequence[Sequence[int]], tops: Sequence[Top | None] = ()) -> bool:
         """Start a request that has drafts; False where there is none to be used, and it is not started.
 
         Whoever takes requests checks drafts. What is wrong all the same must not reach the engine: a draft with a
-        :func:`problem <deployments.chain.given.problem>` is left out.
+        :func:`problem <deployments.chain.given.problem>` is left out. ``tops``: what the writer of each thought of its tokens.
         """
         usable = [
-            _Draft(list(draft)) for draft in drafts[:MAX_DRAFTS] if draft and not problem(draft, self._vocab_size)
+            _Draft(list(draft), top)
+            for draft, top in zip_longest(drafts[:MAX_DRAFTS], tops[:MAX_DRAFTS])
+            if draft and not problem(draft, self._vocab_size)
         ]
         if usable:
             self._requests[request] = _Request(usable, deque(maxlen=self._depth))
@@ -108,7 +119,7 @@ class GivenSource:
         """The output starts anew; drafts are given with :meth:`give`."""
         state = self._requests.get(request)
         if state is not None:
-            self.give(request, [draft.tokens for draft in state.drafts])
+            self.give(request, [draft.tokens for draft in state.drafts], [draft.top for draft in state.drafts])
 
     def extend(self, request: str, tokens: list[int]) -> None:
         state = self._requests.get(request)
@@ -141,7 +152,8 @@ class GivenSource:
             if path < MIN_PATH:
                 break
             confidence.append(chance)
-        return Proposal(draft.tokens[start : start + len(confidence)], confidence, draft.match, self.name)
+        stop = start + len(confidence)
+        return Proposal(draft.tokens[start:stop], confidence, draft.match, self.name, draft.thought(start, stop))
 
     def finish(self, request: str) -> None:
         self._requests.pop(request, None)

@@ -10,6 +10,8 @@ from itertools import accumulate
 from operator import mul
 from typing import Protocol
 
+from deployments.chain.given import Top
+
 MIN_PATH = 0.05  # a proposal ends where the probability that all of it holds falls below this
 
 
@@ -21,6 +23,7 @@ class Proposal:
     confidence: list[float]  # [N], each in (0, 1]: the target agrees with this token, given it did with all before
     match: int  # tokens at the end of the context that were found again
     source: str
+    top: Top | None = None  # what its writer thought of each token [N, k]; None: it does not say
 
     @property
     def expected(self) -> float:
