@@ -15,7 +15,8 @@ from deployments.draft.choose import Choice
 # Why an answer is not complete. Stable strings: they label counters.
 BUSY = "busy"  # too many requests wait already
 CANCELLED = "cancelled"  # nobody waits for it any more
-REASONS = (BUSY, CANCELLED, CONTEXT_FULL, DEADLINE, ERROR, NO_SLOT)
+NO_HIDDEN = "no_hidden_states"  # the draft needs the target's, which whole answers do not have
+REASONS = (BUSY, CANCELLED, CONTEXT_FULL, DEADLINE, ERROR, NO_HIDDEN, NO_SLOT)
 
 MOST_ANSWERS = 8  # of one request
 MOST_TOKENS = 2048  # of one answer

@@ -68,12 +68,19 @@ def most_likely(logits: Logits, k: int) -> npt.NDArray[np.int64]:
     return candidates[np.argsort(-logits[candidates], kind="stable")[:k]]
 
 
-def choose(logits: Logits, sampling: Sampling, position: int, top_k: int, scratch: Logits | None = None) -> Choice:
+def choose(
+    logits: Logits,
+    sampling: Sampling,
+    position: int,
+    top_k: int,
+    scratch: Logits | None = None,
+    token_ids: npt.NDArray[np.int32] | None = None,
+) -> Choice:
     """Choose the token for ``position`` from ``logits [V]`` the way the target will.
 
     Greedy at temperature 0; above, the race of :mod:`deployments.chain.noise` with the target's noise among what its top-k
     and top-p keep. ``top_k`` probabilities are those of the temperature-matched softmax over everything (temperature 1 when
-    greedy). ``scratch [V]`` is overwritten: an array of a vocabulary's size is otherwise mapped and faulted in anew each
+    greedy). ``token_ids [V]``, ascending: which token each logit is of; None: its place says it. ``scratch [V]`` is overwritten: an array of a vocabulary's size is otherwise mapped and faulted in anew each
     time. Raises :class:`BadLogits`. The caller sets the confidence.
     """
     greedy = sampling.temperature <= 0.0
@@ -94,14 +101,16 @@ def choose(logits: Logits, sampling: Sampling, position: int, top_k: int, scratc
         scores = logits[winners]
     else:
         racing = _kept(logits, likely[:CANDIDATES], sampling, scale, total)
-        results = logits[racing] * scale - log_exponential(sampling.seed, position, racing)
+        raced = racing if token_ids is None else token_ids[racing]
+        results = logits[racing] * scale - log_exponential(sampling.seed, position, raced)
         order = np.argsort(-results, kind="stable")[: 1 + RANKS]
         winners, scores = racing[order], results[order]
     margin = float(scores[0] - scores[1]) if len(scores) > 1 else float("inf")
-    token, *runners = winners.tolist()
+    token, *runners = (winners if token_ids is None else token_ids[winners]).tolist()
     ids, probs = _NO_IDS, _NO_PROBS
     if top_k:
-        ids, probs = likely[:top_k].astype(np.int32), _round_down(weights[likely[:top_k]] / np.float32(total))
+        shown = likely[:top_k] if token_ids is None else token_ids[likely[:top_k]]
+        ids, probs = shown.astype(np.int32), _round_down(weights[likely[:top_k]] / np.float32(total))
     return Choice(token, ids, probs, margin, tuple(runners))
 
 

@@ -27,11 +27,12 @@ from deployments.chain.protocol import (
     Step,
 )
 from deployments.draft.answer_job import AnswerJob
-from deployments.draft.answers import Emit, WriteRequest, Writing
+from deployments.draft.answers import NO_HIDDEN, Emit, WriteRequest, Writing
 from deployments.draft.between import CATCH_UP, Between
 from deployments.draft.calibration import Calibration
 from deployments.draft.choose import Choice
 from deployments.draft.health import STEPS_AFTER_MOVE, fragmentation, mend
+from deployments.draft.hidden_intake import HiddenIntake
 from deployments.draft.kv_intake import KvIntake
 from deployments.draft.lines import BRANCH, MAIN_LINE, MISS, Session
 from deployments.draft.migration import Migration
@@ -70,6 +71,7 @@ class DraftEngine:
     a slice of ``prefill_slice_s`` at a time, because a message that arrives meanwhile waits for the slice.
     ``ahead``: tokens guessed in idle time beyond those sent, on the main line and on branches; None is the bonus token and the
     whole next draft; 0 is off: no branches, no tokens of other sources, nothing in idle time but reading prompts.
+    ``hidden``: takes the target's hidden states; then ``kv`` is None, and whole answers are refused: nobody has any for those.
     ``kv``: takes the target's KV of committed positions where it is offered; None computes all of it here.
     ``migration``: gives KV of sessions to a draft like this one, and takes it; None neither.
     ``writing``: how whole answers are written beside. ``paced``: start idle steps only where :class:`Pace` expects a gain; else whenever there is time.
@@ -89,6 +91,7 @@ class DraftEngine:
         ahead: int | None = None,
         paced: bool = True,
         kv: KvIntake | None = None,
+        hidden: HiddenIntake | None = None,
         migration: Migration | None = None,
         writing: Writing | None = None,
         check_s: float = 1.0,
@@ -97,7 +100,8 @@ class DraftEngine:
         faults = faults or FaultPolicy()
         self.name = name
         self.vocab_size = min(model.vocab_size, target_vocab_size or model.vocab_size)
-        self.top_k = min(top_k, self.vocab_size)
+        known = hidden.token_ids if hidden is not None else None  # the tokens that have a logit
+        self.top_k = min(top_k, self.vocab_size if known is None else int(np.searchsorted(known, self.vocab_size)))
         hint_vocab = 0 if ahead == 0 else self.vocab_size
         self._model = model
         self._store = SessionStore(model.slots, model.context, model.vocab_size, faults.session_lease_s, hint_vocab)
@@ -108,6 +112,7 @@ class DraftEngine:
             self._store,
             self._calibration,
             vocab_size=self.vocab_size,
+            token_ids=known,
             top_k=self.top_k,
             slice_s=prefill_slice_s,
             clock=clock,
@@ -117,12 +122,19 @@ class DraftEngine:
             self._runner, self._calibration, prompt_s=min(prefill_wait_s, faults.prefill_budget_s), clock=clock
         )
         self._kv = kv
+        self._hidden = hidden
         self._migration = migration
         self._unused_s = faults.session_lease_s / 10  # then a session's branches go, long before itself
         self._pace = Pace() if paced else None
         writing = writing or Writing()
         self._writer = Writer(
-            self._store, self._runner, self._calibration, writing, vocab_size=self.vocab_size, clock=clock
+            self._store,
+            self._runner,
+            self._calibration,
+            writing,
+            vocab_size=self.vocab_size,
+            clock=clock,
+            refuses=NO_HIDDEN if hidden is not None else "",
         )
         between = Between(self._store, self._runner, self._calibration, self._pace, ahead=ahead)
         self._turns = Turns(self._store, between, self._writer, self._pace, share=writing.share, clock=clock)
@@ -161,7 +173,9 @@ class DraftEngine:
         ]
 
     def meet(self, offer: Mapping[str, Any]) -> str:
-        """How a target that makes this offer should send its KV; empty: not at all. Callable from any thread."""
+        """What a target that makes this offer should send of what it computes, and how; empty: nothing. Callable from any thread."""
+        if self._hidden is not None:
+            return self._hidden.meet(offer)
         return self._kv.meet(offer) if self._kv is not None else ""
 
     def write(self, request: WriteRequest, emit: Emit) -> AnswerJob:
@@ -267,7 +281,9 @@ class DraftEngine:
             if session is not None:
                 if known:
                     self._learn(session)
-                if commit.kv and self._kv is not None:
+                if self._hidden is not None:
+                    self._counts[self._hidden.take(session, commit)] += 1
+                elif commit.kv and self._kv is not None:
                     self._counts[self._kv.take(session, commit.kv)] += 1
                 elif not known and self._migration is not None and (moved := self._migration.take(session)):
                     self._counts[moved] += 1

@@ -202,6 +202,16 @@ class Session:
         """What the slot holds from ``start`` on is worthless."""
         self._cut(start)
 
+    def informed(self, start: int) -> None:
+        """Positions from ``start`` on would be computed otherwise now that more is known of those before.
+
+        The own guess goes, and branches off it; tokens of another source, which are being verified, stay.
+        """
+        del self.guess[self.verifying :]
+        self.ready = min(self.ready, len(self.guess))
+        self._drop_branches(0, -1)
+        self._cut(start)
+
     def forget_guess(self) -> None:
         """Drop what was guessed; the last committed token is computed again to guess anew."""
         self.guess.clear()

@@ -34,3 +34,23 @@ class StepModel(Protocol):
 
     def move(self, source: int, target: int, length: int, start: int = 0) -> None:
         """Copy positions ``[start, length)`` of one slot to another."""
+
+
+class HiddenModel(StepModel, Protocol):
+    """A decoder over each token and the *feature* of the position before it; :class:`hw.onnx.conditioned.ConditionedModel` is one.
+
+    A position's feature is the target's last hidden state there where it was written, else what this model's own layers gave
+    when the position was computed. Copies of KV take the features along. Logits are those of ``token_ids``.
+    """
+
+    hidden_size: int
+    token_ids: npt.NDArray[np.int32]
+
+    def open_hidden(self, slot: int, stop: int) -> None:
+        """A sequence begins in a slot: positions below ``stop`` have zeros for a feature, and of none anything is known."""
+
+    def skip_hidden(self, slot: int, start: int, stop: int) -> None:
+        """Positions ``[start, stop)``, which are not computed yet, have zeros for a feature where nothing was written."""
+
+    def write_hidden(self, slot: int, start: int, rows: npt.NDArray[Any]) -> None:
+        """The target's hidden states ``[n, hidden_size]`` of the positions from ``start`` on."""

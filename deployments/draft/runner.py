@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 import numpy as np
+import numpy.typing as npt
 
 from deployments.draft.calibration import Calibration
 from deployments.draft.choose import BadLogits, Logits, choose
@@ -32,6 +33,7 @@ _LONG_COPY = 64  # positions; a shorter copy takes mostly the call, which tells 
 class Runner:
     """Computes lines of a store. A line that fails is dropped: a branch alone, a session with all it has.
 
+    ``vocab_size``: tokens from there on are never chosen; ``token_ids``, ascending, are those of a model that has logits for some only.
     ``slice_s``: longest call that reads a prompt between messages. ``counts`` is the engine's.
     """
 
@@ -42,6 +44,7 @@ class Runner:
         calibration: Calibration,
         *,
         vocab_size: int,
+        token_ids: npt.NDArray[np.int32] | None = None,
         top_k: int,
         slice_s: float,
         clock: Callable[[], float],
@@ -51,12 +54,14 @@ class Runner:
         self.copy_s = _COPY_S  # seconds to copy the KV of one position
         self._store = store
         self._calibration = calibration
-        self._vocab_size = vocab_size
+        self._token_ids = token_ids[: np.searchsorted(token_ids, vocab_size)] if token_ids is not None else None
+        self._features = token_ids is not None  # such a model keeps features of positions beside their KV
+        self._width = vocab_size if self._token_ids is None else len(self._token_ids)  # logits to choose from
         self._top_k = top_k
         self.slice_s = slice_s  # longest call that reads a prompt between messages
         self._clock = clock
         self.counts = counts
-        self._scratch = np.empty(vocab_size, np.float32)
+        self._scratch = np.empty(self._width, np.float32)
         self._gap = model.costs.bridged_gap(model.slots)
 
     def advance(self, lines: Iterable[Line], until: float = float("inf")) -> bool:
@@ -132,6 +137,8 @@ class Runner:
     def copy(self, source: int, target: int, length: int, start: int) -> None:
         """Copy the KV of positions ``[start, length)`` of one slot to another."""
         if length <= start:
+            if self._features:  # those the target sent of positions that have no KV yet
+                self.model.move(source, target, length, length)
             return
         started = self._clock()
         self.model.move(source, target, length, start)
@@ -159,7 +166,7 @@ class Runner:
             sampling = line.sampling
             try:
                 top_k = self._top_k if sampling.probs else 0
-                choice = choose(logits[: self._vocab_size], sampling, line.total, top_k, self._scratch)
+                choice = choose(logits[: self._width], sampling, line.total, top_k, self._scratch, self._token_ids)
             except BadLogits:
                 self._drop(line)
                 return

@@ -39,7 +39,7 @@ class Writer:
     """Answers of a store's free slots. :meth:`submit` may be called from any thread, the rest belongs to the drafting one.
 
     At most half of the slots are written in, so that answers cannot keep sessions out. ``vocab_size``: tokens from there on
-    are never written.
+    are never written. ``refuses``: why nothing is, where that is so.
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class Writer:
         *,
         vocab_size: int,
         clock: Callable[[], float],
+        refuses: str = "",
     ) -> None:
         self._store = store
         self._runner = runner
@@ -60,6 +61,7 @@ class Writer:
         self._vocab_size = vocab_size
         self._clock = clock
         self._counts: Counter[str] = runner.counts
+        self._refuses = refuses
         self._most = max(1, store.table.slots // 2)
         self._queue = AnswerQueue(settings.waiting)
         self._running: list[AnswerJob] = []
@@ -82,7 +84,9 @@ class Writer:
             context=self._store.context,
             diversity=self._settings.diversity,
         )
-        if len(request.prompt) >= self._store.context:
+        if self._refuses:
+            self._end(job, self._refuses)
+        elif len(request.prompt) >= self._store.context:
             self._end(job, CONTEXT_FULL)
         elif not self._queue.put(job):
             self._end(job, BUSY)

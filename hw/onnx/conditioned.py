@@ -83,6 +83,13 @@ class ConditionedModel(OnnxModel):
         self._given[slot, stop + 1 :] = False
         self._last_given[slot] = stop
 
+    def skip_hidden(self, slot: int, start: int, stop: int) -> None:
+        """Positions ``[start, stop)``, which are not computed yet, have zeros for a feature where nothing was written."""
+        absent = ~self._given[slot, start + 1 : stop + 1]
+        self._features[slot, start + 1 : stop + 1][absent] = 0.0
+        self._given[slot, start + 1 : stop + 1] = True
+        self._last_given[slot] = max(self._last_given[slot], stop)
+
     def write_hidden(self, slot: int, start: int, rows: npt.NDArray[Any]) -> None:
         """The target's hidden states ``[n, hidden_size]``, of any float type, of the positions from ``start`` on.
 
