@@ -29,6 +29,10 @@ class FaultPolicy:
     # --- KV on its way to drafts ----------------------------------------------------------------------------------
     kv_lease_s: float = 2.0  # memory with KV that a draft was told of is kept so long; it reads within one round
     kv_inline_bytes: int = 16 * 1024 * 1024  # of KV inside one message to a draft on another machine; half its bound
+    # --- the target's hidden states, for drafts trained on them ---------------------------------------------------
+    hidden_positions: int = 2048  # of each sequence, the last so many: what a draft that opens anew can be told
+    hidden_bytes: int = 256 * 1024 * 1024  # of all sequences together; those that would exceed it draft without
+    hidden_message_bytes: int = 8 * 1024 * 1024  # in the messages of one step; of a longer prompt the end is sent
     # --- the answer chain -----------------------------------------------------------------------------------------
     answer_drafts_s: float = (
         10.0  # drafts of models that are not there by then are not waited for: 64 tokens on a busy core
