@@ -22,7 +22,7 @@ from deployments.config.serve_file import chain_applications, read
 from deployments.config.wishes import placement_problems, wishes
 from deployments.demo import show
 from deployments.demo.client import PROMPT, WARM_UP, Answer, DemoError, body, chat
-from deployments.demo.deploy import deploy, wait_for_drafts, watch
+from deployments.demo.deploy import deploy, set_paths, wait_for_drafts, watch
 from deployments.names import deployment_names, target_name
 from deployments.validate import check_file, table
 
@@ -100,7 +100,7 @@ def _serve(console: Console, file: Path, port: int | None, once: bool) -> None:
 
 
 def _checked(console: Console, file: Path, port: int | None) -> tuple[dict[str, Any], AppConfig, str]:
-    """The file's content with absolute model paths and the port wished for, its configuration, the application's name."""
+    """The file's content with absolute paths and the port wished for, its configuration, the application's name."""
     configs, problems = check_file(file)
     if problems:
         raise DemoError("\n".join(problems))
@@ -108,10 +108,7 @@ def _checked(console: Console, file: Path, port: int | None) -> tuple[dict[str, 
     index, _ = next(iter(chain_applications(content)))
     config = configs[0]
     application = content["applications"][index]
-    args = application["args"]
-    args["target"]["model"] = str(config.target.model)
-    for entry, draft in zip(args.get("drafts") or [], config.drafts, strict=True):
-        entry["model"] = str(draft.model)
+    set_paths(application["args"], config)
     content["http_options"] = {**(content.get("http_options") or {}), **({"port": port} if port else {})}
     return content, config, str(application.get("name", "default"))
 

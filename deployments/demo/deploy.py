@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from deployments.config import AppConfig
 from deployments.demo.client import DemoError
 
 POLL_S = 0.4
@@ -21,6 +22,24 @@ class State:
     name: str
     status: str
     message: str
+
+
+def set_paths(args: dict[str, Any], config: AppConfig) -> None:
+    """Put the paths of ``config``, which knows where its file lies, into the ``args`` it was read from: replicas do not."""
+    args["target"]["model"] = str(config.target.model)
+    for entry, draft in zip(args.get("drafts") or [], config.drafts, strict=True):
+        entry["model"] = str(draft.model)
+    if config.chain.semantic is not None:
+        args["chain"]["semantic"]["model"] = str(config.chain.semantic.model)
+    if config.evidence is None:
+        return
+    evidence = args["evidence"]
+    for name in ("documents", "index", "rules", "sentences"):
+        if evidence.get(name):
+            evidence[name] = str(getattr(config.evidence, name))
+    for name, spec in ((evidence.get("validators") or {}).get("configured") or {}).items():
+        if "file" in spec:
+            spec["file"] = config.evidence.validators.configured[name]["file"]
 
 
 def deploy(content: Mapping[str, Any]) -> None:

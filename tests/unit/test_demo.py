@@ -1,13 +1,16 @@
 """What the demo makes of Serve's messages and of traces."""
 
+import copy
 import io
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
+from deployments.config import load_args
 from deployments.demo import show
 from deployments.demo.client import Answer
-from deployments.demo.deploy import cause, engine_cause
+from deployments.demo.deploy import cause, engine_cause, set_paths
 
 
 def test_cause_is_the_exceptions_own_words() -> None:
@@ -17,6 +20,32 @@ def test_cause_is_the_exceptions_own_words() -> None:
     )
     assert cause(message) == "no model here: x"
     assert cause("something else") == "something else"
+
+
+def test_replicas_get_paths_that_need_no_file_beside_them(tmp_path: Path) -> None:
+    (tmp_path / "target").mkdir()
+    (tmp_path / "target" / "config.json").write_text('{"max_position_embeddings": 2048, "vocab_size": 100}')
+    (tmp_path / "draft").mkdir()
+    (tmp_path / "draft" / "model.onnx").touch()
+    (tmp_path / "parts.csv").write_text("name,kind\nTX-20,part\n")
+    for name in ("documents", "index"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "rules.yaml").write_text("rules: []")
+    parts = {"parts": {"kind": "entities", "file": "parts.csv"}, "plain": {"kind": "json_schema"}}
+    evidence = {"pool": "cpu", "documents": "documents", "index": "index", "rules": "rules.yaml"}
+    args: dict[str, Any] = {
+        "target": {"name": "smol", "model": "target", "pool": "cpu"},
+        "drafts": [{"name": "int4", "model": "draft", "pool": "cpu"}],
+        "pools": {"cpu": {"cpus": 1}},
+        "evidence": {**evidence, "validators": {"configured": parts}},
+    }
+    wanted = copy.deepcopy(args)
+    wanted["target"]["model"] = str(tmp_path / "target")
+    wanted["drafts"][0]["model"] = str(tmp_path / "draft")
+    wanted["evidence"] |= {name: str(tmp_path / evidence[name]) for name in ("documents", "index", "rules")}
+    wanted["evidence"]["validators"]["configured"]["parts"]["file"] = str(tmp_path / "parts.csv")
+    set_paths(args, load_args(args, tmp_path))
+    assert args == wanted
 
 
 def test_engine_cause_is_read_from_the_log(tmp_path: Path) -> None:
