@@ -70,11 +70,11 @@ class Report:
         return {"steps": steps, "shows": self.shows, "findings": findings, "unchecked": self.unchecked}
 
 
-def patiently(ask: Callable[[], Step], whole: Callable[[dict[str, Any]], bool]) -> Step:
-    """Ask again where part of the trace is missing because a source or a validator was late: it is there a moment later."""
+def patiently(ask: Callable[[], Step], whole: Callable[[dict[str, Any]], bool] = lambda told: True) -> Step:
+    """Ask again where part of the trace is missing because a source, a validator or the scoring was late: mostly it is there then."""
     for _ in range(ATTEMPTS - 1):
         step = ask()
-        if whole(step.told):
+        if whole(step.told) and "score" not in step.told.get("reasons", {}):
             return step
         time.sleep(PAUSE_S)
     return ask()

@@ -7,7 +7,7 @@ import yaml
 
 from scripts.examples_lib.app import App
 from scripts.examples_lib.arithmetic import wrong_equations
-from scripts.examples_lib.example import Finding, Report, Step
+from scripts.examples_lib.example import Finding, Report, Step, patiently
 
 LINE = "three proofs of one small theorem as drafts; the scaffold keeps the steps taken over visible in the answer"
 PROOFS = Path(__file__).parent / "proofs.yaml"
@@ -35,11 +35,9 @@ def run(app: App) -> Report:
         "scaffold": True,
         "trace": True,
     }
-    answer = app.ask(question, chain, max_tokens=MAX_TOKENS)
-    step = Step(
-        question=question,
-        answer=answer,
-        names={f"given#{index}": f"proof by {name}" for index, name in enumerate(proofs)},
+    names = {f"given#{index}": f"proof by {name}" for index, name in enumerate(proofs)}
+    step = patiently(
+        lambda: Step(question=question, answer=app.ask(question, chain, max_tokens=MAX_TOKENS), names=names)
     )
     return Report(
         steps=[step],
