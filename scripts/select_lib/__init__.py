@@ -1,0 +1,1 @@
+"""``scripts/select_draft``: which draft to use for a target, measured, predicted and tried."""
