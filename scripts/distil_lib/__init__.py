@@ -1,0 +1,1 @@
+"""Trains a draft for a target from what the target itself writes."""
