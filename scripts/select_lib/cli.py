@@ -13,7 +13,8 @@ from scripts.bench_lib import machine
 from scripts.bench_lib.engine import ROOT
 from scripts.bench_lib.settings import Cores
 from scripts.select_lib import plot, recommend, report, rules, trial
-from scripts.select_lib.measure import Measurements, Tell
+from scripts.select_lib.drafts import Tell
+from scripts.select_lib.measure import Measurements
 from scripts.select_lib.options import Options, read_options
 from scripts.select_lib.rows import Row
 from scripts.select_lib.store import NotOurs, Store, part_key

@@ -3,43 +3,26 @@
 A heavy thing is a process of its own; all but the ones at work are frozen. Times are milliseconds.
 """
 
-import time
-from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from hw.kv.codes import Refused
 from hw.kv.manifest import Manifest
-from hw.kv.steps import Cast
-from hw.kv.verdict import Local, Reject, check_manifest
-from hw.onnx.checkpoint import CheckpointError
 from scripts.bench_lib import machine, settings
 from scripts.bench_lib.child import Child, python
-from scripts.bench_lib.engine import DRAFT_TIMEOUT_S, LOAD_TIMEOUT_S, ROOT, RUN_TIMEOUT_S
+from scripts.bench_lib.engine import LOAD_TIMEOUT_S, ROOT, RUN_TIMEOUT_S
 from scripts.calibrate_lib.pair import fingerprint
-from scripts.profile_lib.figures import paired_ratio, within
 from scripts.select_lib.acceptance import DEPTH
 from scripts.select_lib.answers import FORMAT, GREEDY, SAMPLED, SEED, TEMPERATURES, Answers, Folder
-from scripts.select_lib.candidates import CONDITIONED, MODEL, Candidate
+from scripts.select_lib.candidates import CONDITIONED, Candidate
+from scripts.select_lib.drafts import STEPS, TOGETHER, DraftProcess, Tell
 from scripts.select_lib.options import Options
 from scripts.select_lib.store import Store, digest, part_key
 
-CONTEXTS = (64, 512, 1024)
 VERIFIED = (0, 1, 2, 3, 4, 6, 8)  # drafted tokens of a sequence in a step of the target
-STEPS = 6  # of the target, timed in one turn of a cell
-CALLS = 8  # of the draft, likewise
-LEAST_SECOND_BATCH = 4
-READ_TOKENS = 256  # of the prompt whose reading is timed
-BESIDE_VERIFIED = 4
-BESIDE_HEAD_START_S = 0.2
-BESIDE_ALONE_S = 0.6
-BESIDE_CONTEXT = 128
 ALL, OWN = "all", "own"  # threads of the target: on every core, or without the one that the draft works on
-
-Tell = Callable[[float, str], None]  # how much of a stage is done (0 to 1), and what comes next
 
 
 class Measurements:
@@ -194,96 +177,23 @@ class Measurements:
             if candidate.kind == CONDITIONED:
                 self._features(answers, tell)
             self._freeze()
-            with self._draft(candidate) as (draft, loaded):
+            with DraftProcess(candidate, self._options, self._cores, self._logs) as draft:
                 if follow not in self._store.parts:
-                    self._store.keep(follow, self._follow(candidate, draft, loaded, answers, tell))
+                    self._store.keep(follow, draft.follow(answers, self.folder, tell))
                 if candidate.asks_model and costs not in self._store.parts:
-                    self._store.keep(costs, self._costs(candidate, draft, loaded, tell))
+                    alone = draft.costs(tell)
+                    tell(0.8, f"{candidate.name} beside the target")
+                    self._store.keep(costs, alone | {"beside": self._beside(draft, tell)})
         return self._store.parts[follow], self._store.parts.get(costs, {}) if candidate.asks_model else {}
 
-    def _follow(
-        self, candidate: Candidate, draft: Child, loaded: dict[str, Any], answers: Answers, tell: Tell
-    ) -> dict[str, Any]:
-        verdict, takes = kv_verdict(candidate, answers.manifest, self._options.provider)
-        part: dict[str, Any] = {"kv": verdict}
-        todo = [(kind, index) for kind in TEMPERATURES for index in range(len(answers.prompts))]
-        for number, (kind, index) in enumerate(todo):
-            tell(0.1 + 0.4 * number / len(todo), f"{candidate.name} follows the answers, {kind}")
-            has_kv = takes and bool(answers.kv) and answers.kv[index]
-            part.setdefault(kind, []).append(
-                draft.ask(
-                    RUN_TIMEOUT_S,
-                    command="follow",
-                    prompt=answers.prompts[index],
-                    answer=answers.of(kind)[index],
-                    limit=answers.limit,
-                    seed=answers.seed(kind, index),
-                    temperature=TEMPERATURES[kind],
-                    kv=str(self.folder.kv_file(index)) if has_kv else "",
-                    kv_type=answers.kv_type,
-                    features=str(self.folder.features_file(kind, index)) if candidate.kind == CONDITIONED else "",
-                )
-            )
-        return part
-
-    def _costs(self, candidate: Candidate, draft: Child, loaded: dict[str, Any], tell: Tell) -> dict[str, Any]:
-        options = self._options
-        contexts = [context for context in CONTEXTS if context < loaded["context"]]
-        cells = [(context, batch) for context in contexts for batch in draft_batches(options)]
-        samples: dict[tuple[int, int], list[float]] = {}
-        reading: dict[int, list[float]] = {}
-        for turn in range(options.repetitions):
-            tell(0.5 + 0.3 * turn / options.repetitions, f"{candidate.name}: what a token costs")
-            for context, batch in cells[:: -1 if turn % 2 else 1]:
-                answer = draft.ask(RUN_TIMEOUT_S, command="time_calls", context=context, batch=batch, calls=CALLS)
-                samples.setdefault((context, batch), []).extend(answer["ms"])
-            for tokens in (1, 2, min(READ_TOKENS, loaded["context"])):
-                calls = 2 if tokens > 2 else CALLS
-                answer = draft.ask(RUN_TIMEOUT_S, command="time_reading", tokens=tokens, calls=calls)
-                reading.setdefault(tokens, []).extend(answer["ms"])
-        longest = max(reading)
-        tell(0.8, f"{candidate.name} beside the target")
-        return {
-            "calls": [[context, batch, median(samples[context, batch])] for context, batch in cells],
-            "read_token_ms": median(reading[longest]) / longest,
-            "unread_ms": max(0.0, median(reading[2]) - median(reading[1])),
-            "load_s": loaded["load_s"],
-            "memory_mib": loaded["memory_mib"],
-            "kv_bytes": loaded["kv_bytes"],
-            "beside": self._beside(draft, tell),
-        }
-
-    def _beside(self, draft: Child, tell: Tell) -> dict[str, float | None]:
-        """How many times as long a step of each takes while the other one works; 1 where they have no two cores."""
+    def _beside(self, draft: DraftProcess, tell: Tell) -> dict[str, float | None]:
         if len(self._cores.all) < 2:
-            return {"target_slower": 1.0, "draft_slower": 1.0}
+            return TOGETHER
         target = self._thawed(tell)
-        keys = ("target_alone", "target_beside", "draft_alone", "draft_beside")
-        samples: dict[str, list[list[float]]] = {key: [] for key in keys}
-        steps = {
-            "command": "time_steps",
-            "batch": 1,
-            "steps": 2 * STEPS,
-            "verified": BESIDE_VERIFIED,
-            "threads": len(self._cores.target),
-        }
-        for _ in range(self._options.repetitions):
-            samples["target_alone"].append(target.ask(RUN_TIMEOUT_S, **steps)["ms"])
-            draft.tell(command="compute", batch=1, context=BESIDE_CONTEXT)
-            time.sleep(BESIDE_HEAD_START_S)
-            began = time.perf_counter()
-            time.sleep(BESIDE_ALONE_S)
-            samples["draft_alone"].append(_pieces(draft, began, time.perf_counter()))
-            draft.tell(command="compute", batch=1, context=BESIDE_CONTEXT)
-            time.sleep(BESIDE_HEAD_START_S)
-            both = target.ask(RUN_TIMEOUT_S, **steps)
-            samples["target_beside"].append(both["ms"])
-            samples["draft_beside"].append(_pieces(draft, both["began"], both["ended"]))
-        self._freeze()
-        return {
-            "target_slower": paired_ratio(samples["target_beside"], samples["target_alone"]),
-            "draft_slower": paired_ratio(samples["draft_beside"], samples["draft_alone"]),
-        }
+        try:
+            return draft.beside(target)
+        finally:
+            self._freeze()
 
     def _features(self, answers: Answers, tell: Tell) -> None:
         """The target's hidden states of every answer, for a draft that takes them."""
@@ -338,78 +248,7 @@ class Measurements:
         if self._target is not None:
             self._target.freeze()
 
-    def _draft(self, candidate: Candidate) -> "_Draft":
-        return _Draft(candidate, self._options, self._cores, self._logs)
-
     def close(self) -> None:
         """End the target's process."""
         self._stack.close()
         self._target = None
-
-
-class _Draft:
-    """A candidate's process for the length of a block; gives it and what loading told."""
-
-    def __init__(self, candidate: Candidate, options: Options, cores: settings.Cores, logs: Path) -> None:
-        self._ask = {
-            "command": "load",
-            "kind": candidate.kind,
-            "folder": str(candidate.folder or ""),
-            "provider": options.provider,
-            "core": cores.draft,
-            "slots": max(draft_batches(options)),
-            "context": settings.MAX_MODEL_LEN,
-            "vocab_size": options.target.shape.vocab_size,
-        }
-        self._child = Child(
-            candidate.name,
-            python("scripts.select_lib.draft_child"),
-            settings.draft_environment(),
-            (cores.draft,),
-            logs / f"{candidate.name}.log",
-            ROOT,
-        )
-
-    def __enter__(self) -> tuple[Child, dict[str, Any]]:
-        try:
-            return self._child, self._child.ask(DRAFT_TIMEOUT_S, **self._ask)
-        except BaseException:
-            self._child.stop()
-            raise
-
-    def __exit__(self, *_: object) -> None:
-        self._child.stop()
-
-
-def draft_batches(options: Options) -> list[int]:
-    """Sequences at once that a draft is timed with. Two sizes at least: branches share calls with the main line."""
-    return sorted({*options.batches, LEAST_SECOND_BATCH})
-
-
-def kv_verdict(candidate: Candidate, offer: str, provider: str) -> tuple[str, bool]:
-    """What a draft would do with this target's KV: a verdict in words, and whether it takes it. ``offer``: the manifest in hex."""
-    if candidate.kind != MODEL or candidate.folder is None:
-        return "takes none", False
-    if not offer:
-        return "the target's cannot be moved", False
-    from hw.onnx.kv_identity import draft_manifest
-
-    try:
-        local = draft_manifest(candidate.folder, provider)
-        verdict = check_manifest(
-            Manifest.decode(bytes.fromhex(offer)),
-            Local("draft", local, local.identity.weights, frozenset({Cast.name})),
-        )
-    except (CheckpointError, Refused) as error:
-        return f"REJECT ({error})", False
-    if isinstance(verdict, Reject):
-        return f"REJECT ({verdict.label}: {verdict.field})", False
-    return verdict.label.upper(), True
-
-
-def _pieces(draft: Child, began: float, ended: float) -> list[float]:
-    """Stop the draft; milliseconds of its calls that lie between the two times."""
-    draft.tell(command="rest")
-    pieces: Sequence[tuple[float, float]] = draft.answer(DRAFT_TIMEOUT_S)["pieces"]
-    draft.answer(DRAFT_TIMEOUT_S)  # to "rest"
-    return [1e3 * seconds for seconds in within(pieces, began, ended)]

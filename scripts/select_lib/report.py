@@ -11,7 +11,7 @@ from scripts.select_lib.acceptance import DEPTH
 from scripts.select_lib.answers import GREEDY, SAMPLED, TEMPERATURES
 from scripts.select_lib.predict import step_ms
 from scripts.select_lib.rows import AGREE, LENGTHS, Row, Trial
-from scripts.select_lib.trial import OVERLAPPED
+from scripts.select_lib.trial import OVERLAPPED, SYNCHRONOUS
 
 BUSY_SHARE = 0.1  # of the machine taken by others: times say little then
 
@@ -100,6 +100,7 @@ def markdown(about: Mapping[str, Any], rows: Sequence[Row], choice: recommend.Ch
     if len(about["sets"]) > 1:
         parts += ["At the first position, by kind of text, greedy:", "", *_markdown(*by_set(rows, about["sets"])), ""]
     parts += ["## Costs", "", *_markdown(*costs(rows)), "", *_markdown(*target_steps(rows[0])), ""]
+    parts += ["What pays, one request at a time:", "", *_markdown(*what_pays(rows)), ""]
     parts += ["## Predicted tokens a second", "", *_markdown(*predicted(rows)), ""]
     return "\n".join([*parts, "## How", "", *(f"- {note}" for note in _notes(about)), ""])
 
@@ -154,6 +155,26 @@ def target_steps(row: Row) -> tuple[list[str], Cells]:
         for batch, points in its.items():
             content.append([f"{words}, {batch} at once", *(f"{ms:.1f}" for _, ms in points)])
     return ["Target's step, ms, verifying", *map(str, verified)], content
+
+
+def what_pays(rows: Sequence[Row]) -> tuple[list[str], Cells]:
+    """A line a draft model: what a token costs and may cost, and the acceptance from which on its costs are worth it."""
+    content = []
+    for row in rows:
+        if row.candidate.asks_model:
+            step = step_ms(row.step_costs(1, beside=False), 0)
+            affordable, tokens = row.affordable()
+            needs = [row.break_even(mode) for mode in (SYNCHRONOUS, OVERLAPPED)]
+            content.append(
+                [
+                    row.candidate.name,
+                    f"{row.token_ms(row.context, 1) / step:.2f}",
+                    f"{affordable / step:.2f} (T = {tokens})" if affordable > 0 else "nothing",
+                    *("never" if share is None else f"{share:.2f}" for share in needs),
+                ]
+            )
+    heads = ["Draft", "a token costs, of a step", "may cost", "pays from acceptance, synchronous", "overlapped"]
+    return heads, content
 
 
 def predicted(rows: Sequence[Row]) -> tuple[list[str], Cells]:
@@ -237,7 +258,7 @@ def _notes(about: Mapping[str, Any]) -> list[str]:
         f"{about['dtype']}; greedy, and sampled at temperature 1 with keyed noise.",
         "Acceptance: each draft is led along the target's own answers; rounds of T tokens are replayed from that, each starting where the "
         "one before ended. Drafts that can take the target's KV start from its KV of the prompt, as in service.",
-        f"Prediction: a step commits 1 + a₁ + a₁a₂ + … tokens. Synchronous: verify(T) + T · draft + overhead. Overlapped ({OVERLAPPED}): verify "
+        "Prediction: a step commits 1 + a₁ + a₁a₂ + … tokens. Synchronous: verify(T) + T · draft + overhead. Overlapped: verify "
         "+ what the draft has not ready when it ends, with both slowed down as they were beside each other. "
         "`scripts/select_lib/predict.py` has the formulas and their sources.",
         f"Commit `{about['commit']}` on {about['machine']}; {', '.join(f'{k} {v}' for k, v in about['versions'].items())}.",

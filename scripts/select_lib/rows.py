@@ -69,6 +69,7 @@ class Row:
     steps: Mapping[str, Any]
     trials: list[Trial] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    _replayed: dict[tuple[str, int, str | None], Rounds] = field(default_factory=dict, init=False, repr=False)
 
     # --- acceptance -----------------------------------------------------------------------------------------------
 
@@ -79,7 +80,10 @@ class Row:
 
     def rounds(self, kind: str, most: int, name: str | None = None) -> Rounds:
         """What drafts of at most ``most`` tokens came to."""
-        return replay(self.trails(kind, name), most)
+        key = (kind, most, name)
+        if key not in self._replayed:
+            self._replayed[key] = replay(self.trails(kind, name), most)
+        return self._replayed[key]
 
     def first(self, kind: str, name: str | None = None) -> float | None:
         """Acceptance at the first position."""
