@@ -12,6 +12,8 @@ from cluster.autoscale import REQUESTS
 from deployments.config.strict import Strict
 
 POLICY = "cluster.autoscale:Scaler"
+REPORTS = 3  # in a look-back period, so that the last one is known in spite of delays
+REPORT_S = 10.0  # Serve's own pace, which is enough for long periods
 DraftName = Annotated[str, Field(min_length=1, max_length=64)]
 
 
@@ -50,6 +52,8 @@ class Scaling(Strict):
             "upscale_delay_s": self.upscale_delay_s,
             "downscale_delay_s": self.downscale_delay_s,
             "look_back_period_s": self.look_back_period_s,
+            # at Serve's pace short periods would mostly be without any report
+            "metrics_interval_s": min(REPORT_S, self.look_back_period_s / REPORTS),
             # what Serve shows in its metrics; the policy has its own copy
             "target_ongoing_requests": goals["loads"].get(REQUESTS, 1.0),
             "policy": {

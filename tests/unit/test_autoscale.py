@@ -169,6 +169,11 @@ class TestUnderServe:
         assert Deployment(scaling, Clock(monkeypatch)).tick(1, requests=20.0, kv_usage=0.1) == 3
         assert Deployment(scaling, Clock(monkeypatch)).tick(1, requests=2.0, kv_usage=0.99) == 2
 
+    @pytest.mark.parametrize(("look_back", "interval"), [(3.0, 1.0), (15.0, 5.0), (120.0, 10.0)])
+    def test_replicas_report_several_times_in_a_look_back_period(self, look_back: float, interval: float) -> None:
+        scaling = RequestScaling(max_replicas=2, target_ongoing_requests=1, look_back_period_s=look_back)
+        assert AutoscalingConfig(**scaling.serve_config(1)).metrics_interval_s == pytest.approx(interval)
+
     def test_old_values_are_not_known(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from cluster.autoscale import read
 

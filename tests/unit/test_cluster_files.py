@@ -24,7 +24,7 @@ from deployments.validate import check_file
 
 CLUSTER = REPOSITORY / "cluster"
 CONFIGS = CLUSTER / "configs"
-SHAPES = ("gpu_target_cpu_draft", "gpu_target_npu_draft", "two_draft_pools")
+SHAPES = ("gpu_target_cpu_draft", "gpu_target_npu_draft", "two_draft_pools", "four_nodes")
 FILES = [
     *CONFIGS.glob("*.yaml"),
     CLUSTER / "ray-cluster.yaml",
@@ -41,6 +41,7 @@ NODES = {
     "gpu_target_cpu_draft": {"gpu": [GPU], "cpu": [CPU, CPU]},
     "gpu_target_npu_draft": {"gpu": [GPU], "npu": [NPU]},
     "two_draft_pools": {"gpu": [GPU], "far": [CPU]},
+    "four_nodes": {"target": [Node({"CPU": 1}, {"pool": "target"})], "draft": [Node({"CPU": 1}, {"pool": "draft"})]},
 }
 
 
