@@ -7,6 +7,7 @@ from deployments.chain.controller import Controller, Decision, Offer, Wish
 from deployments.chain.faults import FaultPolicy
 from deployments.chain.protocol import DEADLINE, MAX_SESSIONS_PER_STEP, UNKNOWN_SESSION, Commit, Draft, Drafts, Sampling
 from deployments.chain.source_choice import choose
+from deployments.target.hidden_states import HiddenStates
 from deployments.target.kv_export import KvExport
 from deployments.target.peers import Peers, draft_of
 from deployments.target.round_stats import RoundStats
@@ -33,6 +34,7 @@ class AskingModels:
     ) -> None:
         self.controller = controller
         self.kv: KvExport | None = None  # set once there is KV to send
+        self.hidden: HiddenStates | None = None
         self._stats = stats
         self._peers = peers
         self._sequences = sequences
@@ -46,6 +48,8 @@ class AskingModels:
         """What to tell which draft, given what each sequence has without asking."""
         if self.kv is not None:
             self.kv.next_step()
+        if self.hidden is not None:
+            self.hidden.next_step()
         usable = self._peers.usable(now)
         wishes = [self._wish(item, local[item.request], usable) for item in running]
         decision = self.controller.asks(wishes)
@@ -101,6 +105,7 @@ class AskingModels:
             self._miss(sequence, "message_full")
             return False
         opens = sequence.sent == 0
+        hidden, hidden_start = self._hidden(item, sequence) if want else (b"", 0)
         batch.append(
             Commit(
                 session=item.request,
@@ -112,6 +117,8 @@ class AskingModels:
                 tenant=sequence.tenant if opens else "",
                 verifying=verifying,
                 kv=self._kv(item, sequence) if want else b"",
+                hidden=hidden,
+                hidden_start=hidden_start,
             )
         )
         return True
@@ -136,6 +143,16 @@ class AskingModels:
             sequence.refreshed = stop
         return reference
 
+    def sends_hidden(self, draft: str) -> bool:
+        """Whether a draft starts from the target's hidden states: before there are some it has nothing to read."""
+        return self.hidden is not None and self.hidden.reaches(draft)
+
+    def _hidden(self, item: Running, sequence: Sequence) -> tuple[bytes, int]:
+        """Hidden states that the draft lacks, and their first position. The last committed token has none yet."""
+        if self.hidden is None or not self.hidden.reaches(sequence.draft):
+            return b"", 0
+        return self.hidden.rows(item.request, sequence.hidden if sequence.sent else 0, item.length - 1)
+
     def _pause(self, item: Running, sequence: Sequence, commits: Commits) -> None:
         """Tell a draft that works for this sequence, once, that nobody wants drafts of it now."""
         if sequence.active and sequence.draft in self._peers:
@@ -151,6 +168,10 @@ class AskingModels:
                 for commit in batch:
                     sequence = self._sequences[commit.session]
                     sequence.sent = commit.length
+                    if commit.hidden and self.hidden is not None:
+                        sequence.hidden = commit.hidden_start + len(commit.hidden) // self.hidden.row_bytes
+                    elif commit.opens:
+                        sequence.hidden = 0
                     sequence.active = bool(commit.want or commit.verifying or commit.opens)
                 asked = [commit for commit in batch if commit.want]
                 if asked:
@@ -252,6 +273,8 @@ class AskingModels:
         self.close(request, sequence)
         if self.kv is not None:
             self.kv.forget(request)
+        if self.hidden is not None:
+            self.hidden.forget(request)
 
     def close(self, request: str, sequence: Sequence) -> None:
         """Tell the draft that holds a sequence, with the next message, that it is over."""

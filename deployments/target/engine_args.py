@@ -7,6 +7,7 @@ from typing import Any
 
 from deployments.config.models import AppConfig
 from deployments.target.settings import ChainSettings
+from hw.onnx.checkpoint import conditioned_facts
 
 GIB = 1 << 30
 CPU_WORKER = "deployments.target.worker.CpuTargetWorker"
@@ -57,6 +58,7 @@ def chain_settings(config: AppConfig) -> ChainSettings:
         sources=tuple(config.chain.sources),
         adaptive=config.chain.adaptive,
         kv_mib=config.kv.memory_mib if config.kv.enabled else 0,
+        hidden=any(conditioned_facts(draft.model) is not None for draft in config.drafts if draft.replicas),
         kv_refresh=config.kv.refresh,
         semantic_model=str(semantic.model) if semantic is not None else "",
         semantic_budget_ms=semantic.budget_ms if semantic is not None else 0.0,

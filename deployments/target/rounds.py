@@ -19,6 +19,7 @@ from deployments.chain.protocol import MAX_SESSIONS_PER_STEP, DraftChannel, Samp
 from deployments.chain.source_choice import choose
 from deployments.chain.trace import Round, Trace
 from deployments.target.asking_models import MODEL, NOTHING, AskingModels, Commits
+from deployments.target.hidden_states import HiddenStates
 from deployments.target.kv_export import KvExport
 from deployments.target.peers import Peers
 from deployments.target.round_stats import RoundStats
@@ -69,6 +70,17 @@ class DraftRounds:
     def send_kv(self, kv: KvExport | None) -> None:
         """Let drafts have the KV that ``kv`` exports; None: none."""
         self._models.kv = kv
+
+    def send_hidden(self, hidden: HiddenStates | None) -> None:
+        """Let drafts that ask have the hidden states that ``hidden`` keeps; None: none."""
+        self._models.hidden = hidden
+
+    def takes_hidden(self, request: str) -> bool:
+        """Whether hidden states of a request can be of use: its draft takes them, or it has none yet and may get one."""
+        sequence = self._sequences.get(request)
+        if sequence is None or not sequence.allows(MODEL):
+            return False
+        return not sequence.draft or self._models.sends_hidden(sequence.draft)
 
     # --- peers ----------------------------------------------------------------------------------------------------
 
@@ -132,8 +144,11 @@ class DraftRounds:
         commits: Commits = {}
         for request, tokens, sampling, left in prompts[:MAX_SESSIONS_PER_STEP]:
             if self._sequences[request].allows(MODEL) and self.controller.opens(len(tokens), left):
-                if self._models.sends_kv(choose(request, usable)):
+                draft = choose(request, usable)
+                if self._models.sends_kv(draft):
                     continue  # what the target reads, it need not read as well
+                if self._models.sends_hidden(draft):
+                    continue  # read without the target's hidden states, it would have to be read again with them
                 commit = self._models.announcement(request, tokens, sampling, usable)
                 commits.setdefault(self._sequences[request].draft, []).append(commit)
         self._peers.next_step()
@@ -342,6 +357,8 @@ class DraftRounds:
         result = self.stats_of_rounds.as_dict() | self._peers.stats() | self.controller.state()
         if self._models.kv is not None:
             result |= self._models.kv.stats()
+        if self._models.hidden is not None:
+            result |= self._models.hidden.stats()
         result["sessions"] = float(len(self._sequences))
         for source in (self._given, *self._sources):
             result |= {f"source:{source.name}:{key}": value for key, value in source.stats().items()}

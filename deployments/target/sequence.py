@@ -93,6 +93,7 @@ class Sequence:
     sent: int = 0  # committed tokens the draft has been told of; 0: not open there
     known: DraftKnows = field(default_factory=DraftKnows)
     refreshed: int = 0  # leading positions whose KV the target sent
+    hidden: int = 0  # leading positions whose hidden states it sent, or did not have
     active: bool = False  # the draft was last told to work on it
     behind: int = 0  # answers in a row that the draft was still reading the sequence
     rest_until: float = float("-inf")  # when it is asked again

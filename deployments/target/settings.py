@@ -17,6 +17,7 @@ class ChainSettings:
     sources: tuple[str, ...] = ()  # sources without weights, see deployments.target.sources
     adaptive: bool = True  # decide by measurement; False: verify everything that is drafted
     kv_mib: int = 0  # shared memory for KV on its way to drafts; 0: drafts read prompts themselves
+    hidden: bool = False  # keep the last hidden states for drafts that ask for them
     kv_refresh: bool = False  # send drafts the KV of every committed position, not only of those they lack
     semantic_model: str = ""  # folder of the sentence model; empty: the policy `semantic` lets nothing pass
     semantic_budget_ms: float = 0.0  # most time it may take of an engine step

@@ -12,6 +12,7 @@ from vllm.v1.worker.gpu_worker import Worker as VllmGpuWorker
 from deployments.channel.connect import connect
 from deployments.channel.endpoint import Endpoint, KeyPair
 from deployments.target.acceptance import AcceptanceSampler
+from deployments.target.hidden_states import HiddenStates
 from deployments.target.kv_link import KvLink
 from deployments.target.lent_cores import LentCores
 from deployments.target.meaning import load_meaning
@@ -48,7 +49,13 @@ class ChainWorker:
         self._proposer = proposer
         self._keys = KeyPair.new()
         self._cores = LentCores(proposer.settings.own_threads)
-        self._kv = KvLink(runner, proposer.settings, proposer.faults)
+        hidden: HiddenStates | None = None
+        # every tensor-parallel rank has the whole hidden state; of pipeline stages only the last, which talks to no draft
+        if proposer.settings.hidden and self.rank == 0 and runner.parallel_config.pipeline_parallel_size == 1:  # type: ignore[attr-defined]
+            hidden = HiddenStates(runner.model_config.get_hidden_size(), proposer.rounds.takes_hidden, proposer.faults)
+            hidden.install(runner)
+        proposer.rounds.send_hidden(hidden)
+        self._kv = KvLink(runner, proposer.settings, proposer.faults, hidden)
 
     def execute_model(self, scheduler_output: Any) -> ModelRunnerOutput | None:
         ended = set(scheduler_output.finished_req_ids)
@@ -77,7 +84,7 @@ class ChainWorker:
         return self._keys.public
 
     def kv_offer(self) -> dict[str, Any] | None:
-        """What a draft must know to decide whether it takes this engine's KV; see :meth:`KvLink.offer`."""
+        """What a draft must know to decide whether it takes this engine's KV or hidden states; see :meth:`KvLink.offer`."""
         return self._kv.offer()
 
     def connect_drafts(self, endpoints: list[dict[str, Any]]) -> list[str]:

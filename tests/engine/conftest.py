@@ -39,6 +39,7 @@ def engine_arguments(**more: Any) -> dict[str, Any]:
         "additional_config": {
             "chain_adaptive": False,  # tests decide what is verified, not measurements
             "chain_kv_mib": 64,
+            "chain_hidden": True,  # kept only where a draft asks
         },
         **more,
     }
@@ -68,6 +69,12 @@ class Engine:
         while link.offer() is None:
             time.sleep(0.05)
         return link
+
+    def takes_hidden(self, *drafts: str) -> Any:
+        """Have these channels be of drafts that take hidden states; the engine's :class:`deployments.target.hidden_states.HiddenStates`."""
+        hidden = self.kv()._hidden
+        hidden.connect([{"name": draft, "kv": "hidden"} for draft in drafts])
+        return hidden
 
     def rounds(self) -> Any:
         """The engine's :class:`deployments.target.rounds.DraftRounds`."""
