@@ -13,6 +13,7 @@ from ray.serve.llm import LLMConfig, build_llm_deployment
 
 from deployments.config import AppConfig, ConfigError, DraftSpec, load_args
 from deployments.config.autoscaling import Scaling
+from deployments.config.conditioned import require_own_target
 from deployments.config.placement import pool_selectors
 from deployments.config.tokenizers import require_same_tokenizer
 from deployments.draft.deployment import DraftDeployment
@@ -24,12 +25,14 @@ from deployments.target.autoscaled import AutoscaledTarget
 from deployments.target.engine_args import engine_kwargs, on_cpu, placement, runtime_env
 from deployments.target.local_model import LocalModel
 from deployments.target.server import TargetServer
+from hw.onnx.checkpoint import conditioned_facts
 
 
 def build(args: Mapping[str, Any]) -> Application:
     """Build the application, or raise :class:`~deployments.config.ConfigError` naming everything that is wrong."""
     config = load_args(args)
     require_same_tokenizer(config)
+    require_own_target(config)
     drafts = {draft.name: build_draft(config, draft) for draft in config.drafts if draft.replicas}
     return build_router(config, build_target(config, drafts), drafts, build_evidence(config))
 
@@ -162,7 +165,8 @@ def evidence_sources(config: AppConfig) -> list[str]:
 def build_router(
     config: AppConfig, target: dict[str, Any], drafts: dict[str, Application], evidence: Application | None
 ) -> Application:
-    """The ingress; ``drafts`` and ``evidence`` are asked for whole answers."""
+    """The ingress; ``drafts`` and ``evidence`` are asked for whole answers, which only drafts that need no target can write."""
+    writers = {draft.name for draft in config.drafts if conditioned_facts(draft.model) is None}
     generation = config.target.model / "generation_config.json"
     defaults = json.loads(generation.read_text()) if generation.is_file() else {}
     settings = {
@@ -200,6 +204,6 @@ def build_router(
         llm_deployments={name: target["application"]},
         model_cards={name: target["card"]},
         settings=settings,
-        drafts=drafts,
+        drafts={name: application for name, application in drafts.items() if name in writers},
         evidence=evidence,
     )

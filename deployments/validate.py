@@ -13,6 +13,7 @@ from rich.table import Table
 
 from cluster.preflight import Verdict, check, snapshot
 from deployments.config import AppConfig, ConfigError, load_args
+from deployments.config.conditioned import conditioned_problems
 from deployments.config.serve_file import BUILDER, chain_applications, lint, read, unknown_overrides
 from deployments.config.tokenizers import tokenizer_problems
 from deployments.config.wishes import placement_problems, wishes
@@ -50,6 +51,7 @@ def _check_application(application: Mapping[str, Any], where: str, folder: Path)
         return None, error.problems
     problems = unknown_overrides(application, deployment_names(config), where)
     problems += tokenizer_problems(config, f"{where}.args")
+    problems += conditioned_problems(config, f"{where}.args")
     return config, problems + evidence_problems(config, f"{where}.args")
 
 

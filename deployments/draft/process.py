@@ -3,7 +3,7 @@
 Prints one JSON line (its endpoint) once it can be used, then obeys JSON lines on standard input until that closes::
 
     {"authorize": KEY}   let a target in by its CURVE public key
-    {"meet": {"manifest": HEX, "arena": NAME}}   print how that target should send its KV, as {"kv": LINK}
+    {"meet": {"manifest": HEX, "arena": NAME, "hidden": {…}}}   print what that target should send of what it computes, as {"kv": LINK}
     {"stats": true}      print one JSON line of counters
     {"write": {"id": ID, "prompt": [ids], …}}    write whole answers (deployments.draft.answers.WriteRequest)
     {"cancel": ID}       nobody waits for those any more
@@ -153,7 +153,7 @@ def main(argv: list[str] | None = None) -> int:
             server.authorize(request["authorize"])
         if "meet" in request:
             offer = request["meet"]
-            if offer:
+            if offer.get("manifest"):
                 offer = {**offer, "manifest": bytes.fromhex(offer["manifest"])}
             show({"kv": engine.meet(offer)})
         if request.get("stats"):

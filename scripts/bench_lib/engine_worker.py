@@ -40,10 +40,10 @@ class Engine:
         }
 
     def kv_offer(self) -> dict[str, Any]:
-        """What the draft must know to take this engine's KV; empty where it moves none."""
+        """What the draft must know to take this engine's KV or hidden states; empty where it gives neither."""
         while (offer := self._llm.collective_rpc("kv_offer")[0]) is None:  # fingerprints of the weights are being made
             time.sleep(SETTLE_PAUSE_S)
-        return {**offer, "manifest": offer["manifest"].hex()} if offer else {}
+        return {**offer, "manifest": offer["manifest"].hex()} if "manifest" in offer else offer
 
     def connect(self, endpoints: list[dict[str, Any]]) -> dict[str, Any]:
         return {"connected": self._llm.collective_rpc("connect_drafts", args=(endpoints,))[0]}
