@@ -225,8 +225,8 @@ def test_acceptance_that_is_counted_is_compared_with_what_was_measured(models: P
 def test_low_acceptance_says_what_the_measured_costs_make_of_it(models: Path, fake: type[FakeChild]) -> None:
     good, poor, suffix = found(models, fake)
     assert not any("0.75" in text for text in good.warnings)
-    poor = replace(poor, follow={**poor.follow, "greedy": [{**t, "right": "0010010010"[: len(t["right"])]}) for t in poor.follow["greedy"]],
-    }
+    wrong_first = [{**trail, "right": "0010010010"[: len(trail["right"])]} for trail in poor.follow["greedy"]]
+    poor = replace(poor, follow={**poor.follow, "greedy": wrong_first})
     (text,) = [text for text in cli.rules.of_measurements(poor, poor.answers.sets) if "0.75" in text]
     cost, _ = poor.affordable()
     assert f"{cost / 10.0:.2f} of a target's step" in text or "whatever it costs" in text
