@@ -88,3 +88,19 @@ def test_greedy_runners_are_the_next_most_likely() -> None:
     assert (choice.token, choice.runners) == (1, (3, 2, 4))
     assert choice.margin == pytest.approx(0.5)
     assert choose(logits[:1], Sampling(0.0, 1), 0, 0).margin == float("inf")
+
+
+@given(st.integers(0, 2**32 - 1), st.floats(0.0, 2.0), st.sampled_from([0, 5, 40]), st.sampled_from([1.0, 0.7]))
+def test_a_trimmed_vocabulary_is_the_whole_one_without_the_rest(seed: int, heat: float, k: int, top_p: float) -> None:
+    """The same choice, noise and probabilities as from logits that rule out every token without one."""
+    rng = np.random.default_rng(seed)
+    kept = np.sort(rng.choice(900, 300, replace=False)).astype(np.int32)
+    logits = (rng.normal(size=300) * 3).astype(np.float32)
+    whole = np.full(900, -np.inf, np.float32)
+    whole[kept] = logits
+    sampling = Sampling(0.0 if heat < 0.1 else heat, seed, k, top_p)
+    trimmed, full = choose(logits, sampling, 9, 4, token_ids=kept), choose(whole, sampling, 9, 4)
+    assert (trimmed.token, trimmed.runners, trimmed.margin) == (full.token, full.runners, full.margin)
+    assert trimmed.ids.tolist() == full.ids.tolist()
+    assert trimmed.ids.dtype == full.ids.dtype
+    np.testing.assert_allclose(trimmed.probs.astype(np.float32), full.probs.astype(np.float32), atol=2e-3)
