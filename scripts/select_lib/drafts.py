@@ -158,7 +158,7 @@ def draft_batches(options: Options) -> list[int]:
 def kv_verdict(candidate: Candidate, offer: str, provider: str) -> tuple[str, bool]:
     """What a draft would do with this target's KV: a verdict in words, and whether it takes it. ``offer``: the manifest in hex."""
     if candidate.kind != MODEL or candidate.folder is None:
-        return "takes none", False
+        return "takes hidden states" if candidate.kind == CONDITIONED else "takes none", False
     if not offer:
         return "the target's cannot be moved", False
     from hw.onnx.kv_identity import draft_manifest

@@ -10,10 +10,12 @@ from scripts.select_lib import recommend
 from scripts.select_lib.acceptance import DEPTH
 from scripts.select_lib.answers import GREEDY, SAMPLED, TEMPERATURES
 from scripts.select_lib.predict import step_ms
-from scripts.select_lib.rows import AGREE, LENGTHS, Row, Trial
+from scripts.select_lib.rows import AGREE, LENGTHS, Row, Trial, modes_of
 from scripts.select_lib.trial import OVERLAPPED, SYNCHRONOUS
 
 BUSY_SHARE = 0.1  # of the machine taken by others: times say little then
+
+NOT_SO = -1.0  # it cannot be used that way
 
 Cells = Sequence[Sequence[str]]
 
@@ -164,13 +166,14 @@ def what_pays(rows: Sequence[Row]) -> tuple[list[str], Cells]:
         if row.candidate.asks_model:
             step = step_ms(row.step_costs(1, beside=False), 0)
             affordable, tokens = row.affordable()
-            needs = [row.break_even(mode) for mode in (SYNCHRONOUS, OVERLAPPED)]
+            modes = modes_of(row.candidate)
+            needs = [row.break_even(mode) if mode in modes else NOT_SO for mode in (SYNCHRONOUS, OVERLAPPED)]
             content.append(
                 [
                     row.candidate.name,
                     f"{row.token_ms(row.context, 1) / step:.2f}",
                     f"{affordable / step:.2f} (T = {tokens})" if affordable > 0 else "nothing",
-                    *("never" if share is None else f"{share:.2f}" for share in needs),
+                    *(_from(share) for share in needs),
                 ]
             )
     heads = ["Draft", "a token costs, of a step", "may cost", "pays from acceptance, synchronous", "overlapped"]
@@ -267,6 +270,10 @@ def _notes(about: Mapping[str, Any]) -> list[str]:
 
 def _share(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}"
+
+
+def _from(share: float | None) -> str:
+    return "never" if share is None else "–" if share == NOT_SO else f"{share:.2f}"
 
 
 def _factor(value: float | None) -> str:

@@ -11,7 +11,7 @@ import msgspec
 from scripts.select_lib import predict
 from scripts.select_lib.acceptance import DEPTH, Rounds, Trail, replay, runner_shares
 from scripts.select_lib.answers import GREEDY, Answers
-from scripts.select_lib.candidates import Candidate
+from scripts.select_lib.candidates import CONDITIONED, Candidate
 from scripts.select_lib.measure import ALL, OWN
 from scripts.select_lib.predict import DraftCosts, Prediction, Steps
 from scripts.select_lib.trial import OVERLAPPED, SYNCHRONOUS, WITHOUT_MODEL
@@ -134,7 +134,8 @@ class Row:
             return {WITHOUT_MODEL: found}
         runners = runner_shares(self.trails(kind))
         deepest = [chance or 0.0 for chance in rounds[DEPTH].by_position()]
-        both: dict[str, list[Prediction]] = {OVERLAPPED: [], SYNCHRONOUS: []}
+        modes = modes_of(self.candidate)
+        both: dict[str, list[Prediction]] = {mode: [] for mode in modes}
         for tokens, each in rounds.items():
             chances = each.chances()
             both[SYNCHRONOUS].append(
@@ -142,6 +143,8 @@ class Row:
                     self.step_costs(batch, beside=False), self.draft_costs(beside=False), chances, batch, OVERHEAD_MS
                 )
             )
+            if OVERLAPPED not in modes:
+                continue
             both[OVERLAPPED].append(
                 predict.overlapped(
                     self.step_costs(batch, beside=True),
@@ -204,6 +207,13 @@ class Row:
             return predict.best(found).tokens_per_s
 
         return predict.break_even(fastest, self.plain(1))
+
+
+def modes_of(candidate: Candidate) -> tuple[str, ...]:
+    """How the engine can use it. What takes the target's hidden states has none of them before the target is done."""
+    if not candidate.asks_model:
+        return (WITHOUT_MODEL,)
+    return (SYNCHRONOUS,) if candidate.kind == CONDITIONED else (OVERLAPPED, SYNCHRONOUS)
 
 
 def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:

@@ -6,8 +6,7 @@ from statistics import fmean
 from scripts.select_lib.answers import GREEDY
 from scripts.select_lib.candidates import CONDITIONED, Candidate, Target
 from scripts.select_lib.predict import step_ms
-from scripts.select_lib.rows import Row
-from scripts.select_lib.trial import OVERLAPPED, SYNCHRONOUS
+from scripts.select_lib.rows import Row, modes_of
 
 SMALL, LARGE = (
     0.1,
@@ -65,7 +64,7 @@ def of_measurements(row: Row, sets: Sequence[str]) -> list[str]:
             f"{cost / step:.2f}"
         )
     if row.candidate.asks_model:
-        needs = {mode: row.break_even(mode) for mode in (SYNCHRONOUS, OVERLAPPED)}
+        needs = {mode: row.break_even(mode) for mode in modes_of(row.candidate)}
         if all(share is None for share in needs.values()):
             found.append("at its costs no acceptance makes it pay here")
     found += _domains(row, sets)

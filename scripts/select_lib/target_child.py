@@ -136,7 +136,7 @@ class TargetChild(TimedEngine):
             if time.monotonic() > until:
                 return None
             time.sleep(0.1)
-        return Manifest.decode(offer["manifest"]) if offer else None
+        return Manifest.decode(offer["manifest"]) if offer.get("manifest") else None
 
     def _worker(self) -> Any:
         driver = self._llm.llm_engine.model_executor.driver_worker

@@ -11,7 +11,7 @@ from scripts.bench_lib.cells import MODEL_SOURCE, Cell, System
 from scripts.bench_lib.engine import EngineBackend
 from scripts.bench_lib.prompts import WARMUP_SET, load_prompts
 from scripts.bench_lib.statistics import Sample, percentile
-from scripts.select_lib.candidates import LOOKUP, Candidate
+from scripts.select_lib.candidates import CONDITIONED, LOOKUP, Candidate
 from scripts.select_lib.options import Options
 
 OVERLAPPED, SYNCHRONOUS, WITHOUT_MODEL = "overlapped", "synchronous", "no model"
@@ -34,6 +34,7 @@ def engine_of(
         "chain_adaptive": False,
         "chain_sources": [LOOKUP] if candidate.kind == LOOKUP else [],
         "chain_faults": faults,
+        "chain_hidden": candidate.kind == CONDITIONED,
     }
     return replace(
         engine,
