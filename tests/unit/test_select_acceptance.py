@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.chain.protocol import Sampling
+from hw.onnx.conditioned import ConditionedModel
 from scripts.select_lib.acceptance import DEPTH, Trail, replay, runner_shares, runs_of
 from scripts.select_lib.followers import ConditionedFollower, LookupFollower, ModelFollower
+from tests.conditioned import Random, Sizes
 
 GREEDY = Sampling(0.0, 0)
 VOCAB = 7
@@ -116,40 +119,35 @@ def test_the_targets_kv_takes_the_place_of_reading_the_prompt() -> None:
     assert model.kv_written == 3
 
 
-class CarryingModel(TableModel):
-    """A conditioned draft: what it guesses depends on the feature of the position before, its own features are worse."""
-
-    token_ids = np.arange(VOCAB, dtype=np.int32)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.features: dict[int, float] = {}
-
-    def open_hidden(self, slot: int, stop: int) -> None:
-        self.features = {}
-
-    def write_hidden(self, slot: int, start: int, rows: Any) -> None:
-        for offset, row in enumerate(rows):
-            self.features[start + offset] = float(row[0])
-
-    def decode(self, slots: Sequence[int], tokens: Sequence[int], lengths: Sequence[int]) -> list[Any]:
-        position = lengths[0]
-        self.tokens[position] = tokens[0]
-        exact = position - 1 in self.features and self.features[position - 1] == position - 1
-        logits = np.zeros(VOCAB, np.float32)
-        right = guess(self.tokens[: position + 1])
-        logits[right if exact else (right + 1) % VOCAB] = 1.0
-        return [logits]
+def carried(draft: Random, text: list[int], hidden: Any, count: int) -> list[int]:
+    """``count`` greedy tokens of a conditioned draft after ``text``, with the target's states of all positions but the last."""
+    known = np.concatenate([np.zeros((1, hidden.shape[1]), np.float32), hidden[: len(text) - 1].astype(np.float32)])
+    found: list[int] = []
+    for _ in range(count):
+        logits, own = draft.forward([*text, *found], known)
+        found.append(int(draft.head_ids[logits.argmax()]))
+        known = np.concatenate([known, own[-1:]])
+    return found
 
 
-def test_a_conditioned_draft_has_the_targets_states_only_at_the_first_position() -> None:
-    prompt, answer = [1, 2], [3]
-    for _ in range(9):
-        answer.append(guess([*prompt, *answer]))
-    hidden = np.arange(20, dtype=np.float32)[:, None]
-    trail = ConditionedFollower(CarryingModel(), VOCAB).follow(prompt, answer, 12, GREEDY, None, hidden)
-    assert trail.right == "1" * 9  # exact with the target's feature, wrong with its own
-    assert trail.misses == 0
+def test_a_conditioned_draft_goes_on_with_features_of_its_own_from_every_point(tmp_path: Path) -> None:
+    draft, odd = Random(Sizes()), random.Random(3)
+    model = ConditionedModel(draft.write(tmp_path / "draft"), slots=1, context=48, warm_up=False)
+    hidden = np.random.default_rng(4).normal(size=(40, Sizes.hidden)).astype(np.float16)
+    prompt, answer = [5, 6, 7, 8], [9]
+    while len(answer) < 24:  # mostly what the draft says, so that it gets beyond its first token
+        following = carried(draft, [*prompt, *answer], hidden, 3)
+        answer += following if odd.random() < 0.7 else [odd.randrange(Sizes.vocab)]
+    trail = ConditionedFollower(model, Sizes.vocab).follow(prompt, answer, 40, GREEDY, None, hidden)
+    for at in range(1, len(answer)):
+        drafted = carried(draft, [*prompt, *answer[:at]], hidden, min(DEPTH, len(answer) - at))
+        run = 0
+        while run < len(drafted) and drafted[run] == answer[at + run]:
+            run += 1
+        assert int(trail.right[at - 1]) == run, at
+    assert max(map(int, trail.right)) >= 3
+    assert "0" in trail.right
+    assert trail.misses == trail.right.count("0")
 
 
 def test_text_that_repeats_is_looked_up_and_nothing_else() -> None:
