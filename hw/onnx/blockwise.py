@@ -70,7 +70,7 @@ def _range(blocks: Matrix, bits: int, shrink: float) -> tuple[Matrix, Matrix]:
 def _pair(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     if codes.shape[-1] % 2:
         codes = np.concatenate([codes, np.zeros((*codes.shape[:-1], 1), np.uint8)], -1)
-    return codes[..., ::2] | (codes[..., 1::2] << 4)
+    return (codes[..., ::2] | (codes[..., 1::2] << 4)).astype(np.uint8)
 
 
 def _unpair(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:

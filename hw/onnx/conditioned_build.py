@@ -1,5 +1,6 @@
 """From a trained conditioned draft and its target's checkpoint to the ONNX folder that :mod:`hw.onnx.conditioned` loads."""
 
+import hashlib
 import json
 import shutil
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from hw.onnx.build import BuildError, tool_versions
 from hw.onnx.cache import cache_key, source_fingerprints
 from hw.onnx.checkpoint import CONDITIONED, HEAD_IDS, CheckpointError, Manifest, ModelShape
 from hw.onnx.conditioned_graph import EXACT, conditioned_graph
-from hw.onnx.conditioned_weights import ConditionedShape, Trained, read_trained, target_tensors
+from hw.onnx.conditioned_weights import ConditionedShape, Trained, read_trained, target_tensors, trained_for
 
 RECIPE = 1  # raise when the same weights should be built anew because this file builds them differently
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
@@ -35,13 +36,17 @@ class ConditionedOptions:
                 raise ValueError(f"{bits} bits: 4, 8 and {EXACT} can be built")
 
 
-def conditioned_key(weights: Path, source: Mapping[str, str], options: ConditionedOptions) -> str:
-    """What decides the folder: the trained file, the target and the options."""
-    import hashlib
+def weights_of(folder: Path, target: str) -> Path | None:
+    """The file of weights in ``folder`` that was trained for the target with this fingerprint; None: there is none."""
+    return next((path for path in sorted(folder.glob("*.safetensors")) if trained_for(path) == target), None)
 
-    trained = hashlib.sha256(weights.read_bytes()).hexdigest()
+
+def conditioned_key(weights: Path, source: Mapping[str, str], options: ConditionedOptions) -> str:
+    """What decides the folder: the trained file with its record, the target and the options."""
+    record = weights.with_suffix(".json")
     inputs = {
-        "trained": trained,
+        "trained": hashlib.sha256(weights.read_bytes()).hexdigest(),
+        "record": hashlib.sha256(record.read_bytes()).hexdigest() if record.is_file() else "",
         "source": dict(source),
         "options": [options.bits, options.head_bits, options.block, RECIPE],
     }

@@ -132,6 +132,18 @@ def read_trained(path: Path) -> Trained:
     return trained
 
 
+def trained_for(path: Path) -> str:
+    """Fingerprint of the target a file of weights belongs to, without reading the weights; empty for another kind of file."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            about = file.metadata() or {}
+    except (OSError, SafetensorError):
+        return ""
+    return str(about.get("target_weights", "")) if about.get("format") == FORMAT else ""
+
+
 def target_tensors(checkpoint: Path) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
     """Embedding and head of a llama-like checkpoint, float32 ``[vocabulary, hidden]`` each (the same array where they are tied).
 

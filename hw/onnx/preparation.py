@@ -16,10 +16,12 @@ from pathlib import Path
 from hw.onnx.build import RECIPE, BuildError, BuildOptions, Processes, Report, build_draft, tool_versions
 from hw.onnx.cache import PrepareError, cache_key, cached, source_fingerprints, staged
 from hw.onnx.checkpoint import Manifest, ModelShape, tokenizer_fingerprint, weight_files, weights_fingerprint
+from hw.onnx.conditioned_build import NAME, ConditionedOptions, build_conditioned, conditioned_key, weights_of
 from hw.onnx.progress import Display
 from hw.onnx.sentence_build import RECIPE as SENTENCE_RECIPE
 
 ROOT = Path(__file__).resolve().parents[2]
+TRAINED = ROOT / "deployments" / "draft" / "weights"  # of conditioned drafts, without what is their targets'
 
 
 @dataclass(frozen=True)
@@ -236,6 +238,21 @@ class Preparation:
                 for future in running:
                     future.cancel()
                 raise
+
+    def conditioned(self, checkpoint: Path, trained: Path = TRAINED) -> Path | None:
+        """The ONNX folder of the draft that was trained for this checkpoint, built if it is not there; None: none was."""
+        source = source_fingerprints(checkpoint, self.out)
+        weights = weights_of(trained, source["weights"])
+        if weights is None:
+            return None
+        options, folder = ConditionedOptions(), self.out / NAME
+        if self.fresh(folder, conditioned_key(weights, source, options)):
+            return folder
+        self.require_space(1 << 28)
+        with staged(folder) as made, self.display.step(NAME, f"trained for this target: {weights.name}") as report:
+            report(0.1, "building")
+            build_conditioned(weights, checkpoint, made, options, self.out)
+        return folder
 
     def log(self, step: str) -> Path:
         """The (emptied) log file of a step."""

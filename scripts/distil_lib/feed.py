@@ -136,14 +136,18 @@ def make_batch(
 
 
 def held_sequences(
-    folder: Path, target: Target, *, most: int, longest: int, names: Sequence[str] | None = None
+    folder: Path, target: Target, *, most: int, longest: int, every: bool = False
 ) -> list[tuple[Written, npt.NDArray[np.float16]]]:
-    """Greedy answers to prompts that are held out, with their features; the first ``most`` in the order of shards."""
+    """Greedy answers to prompts that are held out, with their features; the first ``most`` in the order of shards.
+
+    ``every``: all prompts of the folder are, because they are a set to measure with.
+    """
     found: list[tuple[Written, npt.NDArray[np.float16]]] = []
-    for name in names if names is not None else shard_names(folder):
+    for name in shard_names(folder):
+        there = read_shard(folder, name, target.weights)
         sequences = [
             each
-            for each in measuring(read_shard(folder, name, target.weights))
+            for each in (there if every else measuring(there))
             if each.temperature == 0 and min(len(each.ids), longest) - each.prompt >= SHORTEST
         ]
         if sequences:

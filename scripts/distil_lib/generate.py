@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from hw.onnx.checkpoint import ModelShape
+from scripts.bench_lib.prompts import load_prompts
 from scripts.distil_lib.grammar import Grammar, Prompt
 from scripts.distil_lib.held_out import measured_prompts, prompt_hash
 from scripts.distil_lib.shards import TEXT, Written, known_hashes, shard_names, write_shard
@@ -46,6 +47,7 @@ class Plan:
     kv_gib: int = 2
     prompts: Path | None = None
     text: Path | None = None
+    measured: str = ""  # a prompt set of the benchmark: greedy answers to measure with, in a folder of their own
 
 
 @dataclass
@@ -112,13 +114,13 @@ class Generator:
     def __init__(self, target: Path, weights: str, out: Path, plan: Plan) -> None:
         """Loads the engine. ``weights``: fingerprint of the target."""
         self._out, self._plan, self._weights = out, plan, weights
-        self._measured = measured_prompts()
+        self._measured = frozenset() if plan.measured else measured_prompts()
         self._seen = known_hashes(out) if out.is_dir() else set()
         self._number = max((int(name) + 1 for name in shard_names(out) if name.isdigit()), default=0)
         self._vocabulary = ModelShape.read(target).vocab_size
         self._grammar = Grammar(plan.seed * 1_000_003 + self._number)
         self._random = np.random.default_rng([plan.seed, self._number])
-        self._given = iter(read_prompts(plan.prompts)) if plan.prompts else None
+        self._given = self._prompts()
         self._longest = min(TURN_TOKENS * 4 + plan.answer_tokens + 512, ModelShape.read(target).max_context)
         self._llm = _engine(target, plan, self._longest)
         self._engine = self._llm.llm_engine
@@ -154,6 +156,12 @@ class Generator:
         report(self.drawn)
         return self.drawn
 
+    def _prompts(self) -> Iterator[str] | None:
+        """Turns that were given; None: they are drawn."""
+        if self._plan.measured:
+            return iter([prompt.messages[-1]["content"] for prompt in load_prompts(self._plan.measured)])
+        return iter(read_prompts(self._plan.prompts)) if self._plan.prompts else None
+
     def _wants_more(self, began: float) -> bool:
         return self.drawn.tokens < self._plan.tokens and time.monotonic() - began < self._plan.seconds
 
@@ -163,7 +171,7 @@ class Generator:
             text = next(self._given, None)
             if text is None:
                 return False
-            self._answer(Prompt(text, "given"))
+            self._answer(Prompt(text, self._plan.measured or "given"))
             return True
         if self._burst:
             self._burst -= 1
@@ -249,7 +257,7 @@ class Generator:
             self._begin_shard()
 
     def _template(self) -> tuple[str, str]:
-        return self._templates[int(self._random.random() < BARE_SHARE)]
+        return self._templates[int(not self._plan.measured and self._random.random() < BARE_SHARE)]
 
     def _chat_templates(self) -> tuple[tuple[str, str], tuple[str, str]]:
         """What stands before and after a user's turn: as the chat template has it, and without its system message."""

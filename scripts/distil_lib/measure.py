@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from scripts.distil_lib.draft import ConditionedDraft
+from scripts.distil_lib.draft import Draft
 from scripts.distil_lib.features import groups
 from scripts.distil_lib.feed import make_batch
 from scripts.distil_lib.shards import Written
@@ -41,7 +41,7 @@ class Figures:
 
 @torch.inference_mode()
 def guesses(
-    draft: ConditionedDraft,
+    draft: Draft,
     found: Sequence[tuple[Written, npt.NDArray[np.float16]]],
     target: Target,
     longest: int,
@@ -63,7 +63,7 @@ def guesses(
     return out
 
 
-def _best(draft: ConditionedDraft, outputs: torch.Tensor) -> torch.Tensor:
+def _best(draft: Draft, outputs: torch.Tensor) -> torch.Tensor:
     rows = outputs.flatten(0, 1)
     best = torch.cat([draft.logits(part).argmax(-1) for part in rows.split(256)])
     return draft.head_ids[best].view(outputs.shape[:2])
@@ -85,7 +85,7 @@ def replay(ids: npt.NDArray[np.int64], prompt: int, guessed: npt.NDArray[np.int6
 
 
 def measure(
-    draft: ConditionedDraft,
+    draft: Draft,
     found: Sequence[tuple[Written, npt.NDArray[np.float16]]],
     target: Target,
     longest: int,

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from scripts.distil_lib.draft import ConditionedDraft
+from scripts.distil_lib.draft import Draft
 from scripts.distil_lib.feed import Batch, Feed, Place
 from scripts.distil_lib.loss import Weights, unrolled_loss
 from scripts.distil_lib.target import Target
@@ -34,8 +34,8 @@ class Recipe:
     unroll: int = 3
     batch_tokens: int = 3072
     longest: int = 320
-    rate: float = 3e-3
-    vector_rate: float = 3e-3
+    rate: float = 2e-3
+    vector_rate: float = 2e-3
     decay: float = 0.02
     warm_up: int = 30  # steps
     last_rate: float = 0.02  # of the first
@@ -59,7 +59,7 @@ class Trainer:
 
     def __init__(
         self,
-        draft: ConditionedDraft,
+        draft: Draft,
         target: Target,
         data: Path,
         recipe: Recipe,
@@ -72,8 +72,8 @@ class Trainer:
         self.draft, self.target, self.recipe, self.state = draft, target, recipe, State()
         self._data, self._budget, self._steps, self._clock = data, budget, steps, clock
         self._place = Place()
-        matrices = [weight for weight in draft.parameters() if weight.ndim == 2]
-        vectors = [weight for weight in draft.parameters() if weight.ndim < 2]
+        matrices = [weight for weight in draft.parameters() if weight.requires_grad and weight.ndim == 2]
+        vectors = [weight for weight in draft.parameters() if weight.requires_grad and weight.ndim < 2]
         self._optimizers: list[torch.optim.Optimizer] = [
             torch.optim.Muon(
                 matrices, lr=recipe.rate, weight_decay=recipe.decay, adjust_lr_fn="match_rms_adamw", momentum=0.95
@@ -89,6 +89,11 @@ class Trainer:
         if self._steps is not None:
             spent = max(spent, self.state.step / self._steps)
         return min(spent, 1.0)
+
+    @property
+    def shards(self) -> int:
+        """How many have been learned from."""
+        return len({*self._place.seen, *self._place.names})
 
     def __call__(self, after_step: Callable[[dict[str, float]], None]) -> None:
         """Train until the budget is spent; ``after_step`` gets the parts of the loss."""
@@ -158,7 +163,7 @@ class Trainer:
             "place": asdict(self._place),
         }
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}")
+        temporary = path.with_name(f"{path.name}.new")
         torch.save(content, temporary)
         os.replace(temporary, path)
 

@@ -1,7 +1,7 @@
 """A tiny llama with random weights, and answers nobody gave: what training can be tested with in a second."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -44,28 +44,33 @@ def tiny_target(folder: Path, seed: int = 0) -> Target:
     return Target(tiny_checkpoint(folder / "target", seed), dtype=torch.float32)
 
 
-def answers(
-    target: Target, count: int, seed: int, held: Callable[[str], bool] = held_out, *, both: bool = True
-) -> list[Written]:
-    """Greedy answers to random prompts; not ``both``: only to prompts that may be learned from."""
+def answers(count: int, seed: int, *, held: bool | None = None) -> list[Written]:
+    """Random sequences, called greedy answers. ``held``: only to prompts that are held out, or only to others."""
     random = np.random.default_rng(seed)
     found: list[Written] = []
     while len(found) < count:
         hashed = prompt_hash(f"prompt {seed} {random.integers(1 << 40)}")
-        if held(hashed) and not both:
-            continue
-        prompt = random.integers(0, VOCABULARY, random.integers(3, 9))
-        ids = torch.from_numpy(prompt)[None]
-        with torch.inference_mode():
-            for _ in range(int(random.integers(12, 24))):
-                best = (target.features(ids)[:, -1] @ target.head.T).argmax(-1)
-                ids = torch.cat([ids, best[:, None]], 1)
-        found.append(Written(ids[0].numpy(), len(prompt), 0.0, hashed, "test"))
+        if held is None or held_out(hashed) == held:
+            prompt, length = random.integers(3, 9), random.integers(20, 32)
+            found.append(Written(random.integers(0, VOCABULARY, length), int(prompt), 0.0, hashed, "test"))
     return found
 
 
-def shards(folder: Path, target: Target, count: int = 2, each: int = 12) -> Path:
-    for number in range(count):
-        written = answers(target, each, number)
-        write_shard(folder, f"{number:05d}", written, weights=target.weights, vocabulary=VOCABULARY)
+def greedy(target: Target, count: int, seed: int) -> list[Written]:
+    """The target's greedy answers to random prompts that may be learned from."""
+    found = []
+    for each in answers(count, seed, held=False):
+        ids = torch.from_numpy(each.ids[: each.prompt])[None]
+        with torch.inference_mode():
+            for _ in range(len(each.ids) - each.prompt):
+                best = (target.features(ids)[:, -1] @ target.head.T).argmax(-1)
+                ids = torch.cat([ids, best[:, None]], 1)
+        found.append(Written(ids[0].numpy(), each.prompt, 0.0, each.hashed, each.kind))
+    return found
+
+
+def shards(folder: Path, target: Target, written: Sequence[Sequence[Written]]) -> Path:
+    """A folder with one shard for each list."""
+    for number, sequences in enumerate(written):
+        write_shard(folder, f"{number:05d}", sequences, weights=target.weights, vocabulary=VOCABULARY)
     return folder
