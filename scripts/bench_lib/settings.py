@@ -109,6 +109,7 @@ def engine_settings(name: str, target: Path, cores: Cores, mode: Mode, bounds: C
                 "chain_sources": CHAIN_SOURCES,
                 "chain_model_tokens": bounds.model_tokens,
                 "chain_kv_mib": 0 if name == "chain_no_kv" else CHAIN_KV_MIB,
+                "chain_hidden": True,  # sent to a draft that asks
             },
             "speculative_config": {
                 "method": "custom_class",

@@ -128,6 +128,7 @@ def test_the_chain_is_told_its_bounds_and_which_cores_it_keeps():
         "chain_sources": ["suffix"],
         "chain_model_tokens": 3,
         "chain_kv_mib": settings.CHAIN_KV_MIB,
+        "chain_hidden": True,
     }
     assert engine("chain_no_kv").arguments["additional_config"]["chain_kv_mib"] == 0
     four = engine("chain", cores=settings.Cores.split({0, 1, 2, 3}))
