@@ -33,7 +33,7 @@ class Piece(NamedTuple):
     request: str
     position: int  # of the first
     row: int  # of the batch
-    count: int
+    length: int
 
 
 class Kept:
@@ -156,11 +156,11 @@ class HiddenStates:
         if not pieces:
             return
         began = time.perf_counter_ns()
-        rows = _to_host([states[piece.row : piece.row + piece.count] for piece in pieces])
+        rows = _to_host([states[piece.row : piece.row + piece.length] for piece in pieces])
         at = 0
         for piece in pieces:
-            self._keep(piece.request, piece.position, rows[at : at + piece.count])
-            at += piece.count
+            self._keep(piece.request, piece.position, rows[at : at + piece.length])
+            at += piece.length
         self.counts["positions"] += len(rows)
         self.counts["ns"] += time.perf_counter_ns() - began
 
