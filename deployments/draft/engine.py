@@ -282,7 +282,8 @@ class DraftEngine:
                 if known:
                     self._learn(session)
                 if self._hidden is not None:
-                    self._counts[self._hidden.take(session, commit)] += 1
+                    if taken := self._hidden.take(session, commit):
+                        self._counts[taken] += 1
                 elif commit.kv and self._kv is not None:
                     self._counts[self._kv.take(session, commit.kv)] += 1
                 elif not known and self._migration is not None and (moved := self._migration.take(session)):

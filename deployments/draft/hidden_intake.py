@@ -56,7 +56,7 @@ class HiddenIntake:
         return HIDDEN
 
     def take(self, session: Session, commit: Commit) -> str:
-        """Put what a commit brings into the session's slot, the commit itself having been applied; returns what to count."""
+        """Put what a commit brings into the session's slot, the commit itself having been applied; returns what to count, if anything."""
         rows = commit.hidden_rows(self._model.hidden_size)
         refused = _SHAPE if rows is None else "" if np.isfinite(rows).all() else _VALUES
         if rows is None or refused:
@@ -71,4 +71,4 @@ class HiddenIntake:
         if len(rows):
             self._model.write_hidden(session.slot, start, rows)
             session.informed(start + 1)
-        return REFUSED + refused if refused else TAKEN if len(rows) else NONE
+        return REFUSED + refused if refused else TAKEN if len(rows) else NONE if commit.want else ""
