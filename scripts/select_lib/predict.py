@@ -79,16 +79,22 @@ def without_model(steps: Steps, shares: Sequence[float], chances: Sequence[float
 
 
 def synchronous(
-    steps: Steps, costs: DraftCosts, chances: Sequence[float], batch: int, overhead_ms: float
+    steps: Steps,
+    costs: DraftCosts,
+    chances: Sequence[float],
+    batch: int,
+    overhead_ms: float,
+    *,
+    reads_again: bool = False,
 ) -> Prediction:
     """The target waits for all of every draft.
 
     ``verify(T + 1) + T * draft + overhead``, and one token more to read after a draft that was accepted whole: nobody has
-    computed its last token then.
+    computed its last token then. ``reads_again``: accepted tokens are all read again, with the target's hidden states.
     """
     tokens = len(chances)
-    work = tokens * costs.call(batch) + _product(chances) * batch * costs.unread
-    round_ms = step_ms(steps, tokens) + work + overhead_ms
+    unread = expected_committed(chances) - 1.0 if reads_again else _product(chances)
+    round_ms = step_ms(steps, tokens) + tokens * costs.call(batch) + unread * batch * costs.unread + overhead_ms
     return Prediction(tokens, round_ms, 1e3 * batch * expected_committed(chances) / round_ms)
 
 

@@ -115,6 +115,11 @@ class Row:
         slower = (self.costs["beside"]["target_slower"] or 1.0) if beside else 1.0
         return [(int(verified), float(ms) * slower) for verified, ms in points]
 
+    @property
+    def reads_again(self) -> bool:
+        """Whether it computes accepted tokens anew, because the target's hidden states of them come with the commit."""
+        return self.candidate.kind == CONDITIONED
+
     # --- predictions ----------------------------------------------------------------------------------------------
 
     @property
@@ -140,7 +145,12 @@ class Row:
             chances = each.chances()
             both[SYNCHRONOUS].append(
                 predict.synchronous(
-                    self.step_costs(batch, beside=False), self.draft_costs(beside=False), chances, batch, OVERHEAD_MS
+                    self.step_costs(batch, beside=False),
+                    self.draft_costs(beside=False),
+                    chances,
+                    batch,
+                    OVERHEAD_MS,
+                    reads_again=self.reads_again,
                 )
             )
             if OVERLAPPED not in modes:
@@ -203,7 +213,9 @@ class Row:
                 if beside:
                     found.append(predict.overlapped(steps, costs, chances, acceptance, runners, 1, OVERHEAD_MS))
                 else:
-                    found.append(predict.synchronous(steps, costs, chances, 1, OVERHEAD_MS))
+                    found.append(
+                        predict.synchronous(steps, costs, chances, 1, OVERHEAD_MS, reads_again=self.reads_again)
+                    )
             return predict.best(found).tokens_per_s
 
         return predict.break_even(fastest, self.plain(1))

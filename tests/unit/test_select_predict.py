@@ -35,21 +35,16 @@ def accepted(chances: list[float], dice: random.Random) -> int:
     return found
 
 
+@pytest.mark.parametrize("reads_again", [False, True])
 @pytest.mark.parametrize("chances", [[0.9, 0.8, 0.7, 0.6], [0.3], [1.0, 1.0]])
-def test_synchronous_rounds_against_a_simulation(chances: list[float]) -> None:
-    dice, ms, tokens = random.Random(1), 0.0, 0
-    whole_before = False
+def test_synchronous_rounds_against_a_simulation(chances: list[float], reads_again: bool) -> None:
+    dice, ms, tokens, unread = random.Random(1), 0.0, 0, 0
     for _ in range(ROUNDS):
-        ms += (
-            len(chances) * COSTS.call(1)
-            + (COSTS.unread if whole_before else 0.0)
-            + predict.step_ms(STEPS, len(chances))
-            + 0.5
-        )
+        ms += len(chances) * COSTS.call(1) + unread * COSTS.unread + predict.step_ms(STEPS, len(chances)) + 0.5
         right = accepted(chances, dice)
-        whole_before = right == len(chances)
+        unread = right if reads_again else int(right == len(chances))
         tokens += right + 1
-    found = predict.synchronous(STEPS, COSTS, chances, 1, 0.5)
+    found = predict.synchronous(STEPS, COSTS, chances, 1, 0.5, reads_again=reads_again)
     assert found.tokens_per_s == pytest.approx(1e3 * tokens / ms, rel=0.02)
     assert found.round_ms == pytest.approx(ms / ROUNDS, rel=0.02)
 
