@@ -21,6 +21,8 @@ from deployments.config.serve_file import read
 from deployments.demo.deploy import deploy, wait_for_drafts, watch
 from deployments.names import deployment_names, draft_name, target_name
 from deployments.router.tenants import tenant_of
+from scripts.examples_lib import config as examples
+from scripts.examples_lib import shop
 from tests.models import model
 
 START_TIMEOUT_S = 420.0
@@ -163,11 +165,11 @@ def start(content: dict[str, Any], ray: LocalRay) -> App:
 
 
 def rules_file(folder: Path) -> Path:
-    """The rule that everybody hears, and the one of a tenant with other ideas."""
+    """The rule that everybody hears, the one of a tenant with other ideas, and those of the examples."""
     rule = {"name": "insurance", "pattern": "parcel insurance", "draft": RULE_ANSWER}
     wicked = {**rule, "name": "orders", "draft": ORDERS, "priority": 1, "tenant": tenant_of(WICKED, False)}
     file = folder / "rules.yaml"
-    file.write_text(json.dumps({"rules": [rule, wicked]}))  # JSON is YAML
+    file.write_text(json.dumps({"rules": [rule, wicked, *shop.rules()]}))  # JSON is YAML
     return file
 
 
@@ -181,10 +183,13 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
     content["applications"][0]["args"]["chain"]["adaptive"] = False
     args = content["applications"][0]["args"]
     args["pools"]["evidence"] = {"cpus": 0}
+    args["chain"]["semantic"] = {"model": str(model("sentences")), "budget_ms": 200}
+    folder = tmp_path_factory.mktemp("evidence")
     args["evidence"] = {
         "pool": "evidence",
-        "rules": str(rules_file(tmp_path_factory.mktemp("evidence"))),
-        "templates": False,
+        **examples.evidence(folder),
+        "rules": str(rules_file(folder)),
+        "sentences": str(model("sentences")),
         "validators": {
             "configured": {
                 "brief": {"kind": "custom", "function": f"{VALIDATORS}:short", "parameters": {"most": 400}},

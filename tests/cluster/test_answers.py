@@ -13,7 +13,7 @@ pytestmark = pytest.mark.cluster
 
 ASK = "Which season comes after winter? Answer in one short sentence."
 RULE_ASK = "What does parcel insurance cost?"
-ANSWER = {"mode": "answer", "trace": True}
+ANSWER = {"mode": "answer", "trace": True, "sources": ["model", "rules"]}
 
 
 def told(body: dict[str, Any]) -> dict[str, Any]:
@@ -121,4 +121,4 @@ class TestTokenMode:
     def test_unknown_sources_name_those_there_are(self, app: App) -> None:
         answer = app.post("/v1/chat/completions", app.body(chain={"mode": "answer", "sources": ["oracle"]}))
         assert answer.status_code == 400
-        assert "there are: model, model:int8, rules" in answer.json()["error"]["message"]
+        assert "there are: model, model:int8, retrieval, rules" in answer.json()["error"]["message"]

@@ -7,7 +7,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from deployments.names import ROUTER, target_name
+from deployments.evidence.metrics import TAGS
+from deployments.names import EVIDENCE, ROUTER, target_name
 from deployments.router.answer_metrics import ANSWERS, FAILURES, WAITS
 from deployments.router.retry import LOST_METRIC
 from deployments.target.metrics import BY_BATCH, COUNTERS, GAUGES, LABELLED, OVERHEAD
@@ -22,7 +23,7 @@ MAY_NOT_HAVE_HAPPENED = {
     "ray_chain_messages_dropped_total",
     "ray_chain_relaxed_tokens_total",
     "ray_chain_kv_not_sent_total",
-    *(f"ray_{name}" for key, (name, _) in COUNTERS.items() if key.startswith("semantic_")),  # not switched on there
+    *(f"ray_{name}" for key, (name, _) in COUNTERS.items() if key.startswith("semantic_")),  # by a policy of few requests
 }
 REPORT_S = 60.0  # ours every 5 s, Ray's every 10 s, on a busy machine
 
@@ -90,6 +91,13 @@ def test_those_of_the_answer_chain(app: App) -> None:
         "drafts",
         "resolution",
     }
+
+
+def test_tags_of_validators(app: App) -> None:
+    ask = {"mode": "answer", "k": 0, "drafts": ["It is {not JSON."], "validators": ["json_syntax"], "sources": []}
+    app.chat("Name a colour.", chain=ask)
+    counted = {"validator": "json_syntax", "deployment": EVIDENCE, "application": app.name}
+    wait_until(lambda: value(f"ray_{TAGS}", **counted) > 0, REPORT_S, 2)
 
 
 def family_of(name: str) -> str:

@@ -1,6 +1,7 @@
 """Drafts that come with a request, over HTTP; and whole drafts checked by the target, through its handle."""
 
 import math
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -61,3 +62,22 @@ def test_the_target_checks_whole_drafts(app: App) -> None:
     assert math.fsum(scores[0]["logprobs"]) > math.fsum(scores[1]["logprobs"])
     assert math.fsum(scores[0]["logprobs"]) / 16 == pytest.approx(found[0]["logprob"], abs=2e-3)
     assert len(scores[0]["top_ids"]) == 16 * 4 * 4
+
+
+JUDGED = ("semantic_compared", "semantic_guarded", "semantic_late", "semantic_failed")
+
+
+def test_the_policy_semantic_judges_where_words_differ(app: App) -> None:
+    expected = app.text(PROMPT, max_tokens=24, chain={"enabled": False})
+    draft = f"{expected.split()[0]} small house stood near some water and waited."
+    before = Counter(app.stats()["counters"])
+    lenient = {"name": "semantic", "similarity": 0.0, "mask": 1.0}
+    answer = app.chat(PROMPT, max_tokens=24, chain={**ONLY, "policy": lenient, "drafts": [draft]})
+    counted = Counter(app.stats()["counters"])
+    assert sum(counted[name] - before[name] for name in JUDGED) > 0
+    assert counted["semantic_failed"] == before["semantic_failed"]
+    passed = counted["semantic_passed"] - before["semantic_passed"]
+    relaxed = answer["chain"]["summary"]["relaxed"]
+    assert 0 < relaxed <= passed or passed == relaxed == 0
+    if not relaxed:
+        assert answer["choices"][0]["message"]["content"] == expected
