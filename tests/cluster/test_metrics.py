@@ -23,7 +23,7 @@ MAY_NOT_HAVE_HAPPENED = {
     "ray_chain_messages_dropped_total",
     "ray_chain_relaxed_tokens_total",
     "ray_chain_kv_not_sent_total",
-    *(f"ray_{name}" for key, (name, _) in COUNTERS.items() if key.startswith("semantic_")),  # by a policy of few requests
+    *(f"ray_{name}" for key, (name, _) in COUNTERS.items() if key.startswith("semantic_")),  # few ask for it
 }
 REPORT_S = 60.0  # ours every 5 s, Ray's every 10 s, on a busy machine
 
