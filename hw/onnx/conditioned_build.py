@@ -90,7 +90,13 @@ def build_conditioned(
         if (checkpoint / name).is_file():
             shutil.copy(checkpoint / name, folder / name)
     trial_run(folder, shape)
-    target = ModelShape.read(checkpoint)
+    describe(weights, checkpoint, folder, options, fingerprints)
+
+
+def describe(weights: Path, checkpoint: Path, folder: Path, options: ConditionedOptions, fingerprints: Path) -> None:
+    """Write the manifest of a folder built with the same arguments; again, when the record beside ``weights`` has changed."""
+    trained = read_trained(weights)
+    shape, source, target = trained.shape, source_fingerprints(checkpoint, fingerprints), ModelShape.read(checkpoint)
     Manifest(
         kind=CONDITIONED,
         key=conditioned_key(weights, source, options),

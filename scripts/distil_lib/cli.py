@@ -11,9 +11,10 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from scripts.distil_lib.options import Options, read_options
+from scripts.distil_lib.options import MEASURED_FOLDER, Options, read_options
 
 SAVE_S, EVERY = 60.0, 20  # seconds between checkpoints; live figures in a run
+MEASURED = ("prose",)  # prompt sets of the benchmark that the record gives figures on
 GENERATED = 0.5  # of the time of `all`
 
 
@@ -40,6 +41,7 @@ class Lines:
 def generate(options: Options, console: Console, minutes: float) -> None:
     """Answers until there are enough or the time is up."""
     from scripts.distil_lib.generate import Drawn, Generator, Plan
+    from scripts.distil_lib.shards import shard_names
     from scripts.distil_lib.target import TargetShape, fingerprint
 
     TargetShape.read(options.target)
@@ -59,6 +61,14 @@ def generate(options: Options, console: Console, minutes: float) -> None:
             say(text)
 
         drawn = generator(report)
+        for name in MEASURED:
+            folder = options.out / MEASURED_FOLDER / name
+            if not shard_names(folder):
+                progress.update(task, name=f"answers to measure with: {name}")
+                plan = dataclasses.replace(
+                    plan, measured=name, prompts=None, text=None, tokens=1 << 40, seconds=float("inf")
+                )
+                Generator(options.target, generator.weights, folder, plan, generator.llm)(lambda _: None)
     refused = ", ".join(f"{count} {reason}" for reason, count in sorted(drawn.refused.items())) or "none"
     say(f"answers: {drawn.tokens:,} tokens in {options.out}; prompts not used: {refused}", always=True)
 

@@ -71,6 +71,17 @@ class Layer(nn.Module):
         In step s, position t stands in a chain that left the target's features at t - s: it sees what step 0 has of positions
         up to t - s, and of each later position what the step that reached it has. Returns the output and this step's KV.
         """
+        mixed, kv = self.attend(x, turn, past)
+        x = x + self.out(mixed)
+        return x + self.down(self.activate(x)), kv
+
+    def activate(self, x: torch.Tensor) -> torch.Tensor:
+        """What the MLP takes together, ``[B, S, intermediate]``."""
+        normed = self.post_norm(x)
+        return F.silu(self.gate(normed)) * self.up(normed)
+
+    def attend(self, x: torch.Tensor, turn: KV, past: list[KV]) -> tuple[torch.Tensor, KV]:
+        """What the heads read, ``[B, S, heads * head_dim]``, and this step's KV."""
         batch, length, _ = x.shape
         normed = self.input_norm(x)
         query, key, value = (
@@ -83,9 +94,7 @@ class Layer(nn.Module):
             mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
         else:
             mixed = self._unrolled(query, steps)
-        x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, -1))
-        normed = self.post_norm(x)
-        return x + self.down(F.silu(self.gate(normed)) * self.up(normed)), (key, value)
+        return mixed.transpose(1, 2).reshape(batch, length, -1), (key, value)
 
     def _unrolled(self, query: torch.Tensor, steps: list[KV]) -> torch.Tensor:
         step, group = len(steps) - 1, self.shape.heads // self.shape.kv_heads
@@ -172,28 +181,38 @@ class ConditionedDraft(Draft):
         return draft
 
     @torch.no_grad()
-    def _fit(self, sample: Sequence[Sample], inverse: torch.Tensor, ridge: float = 1e-3) -> None:
-        """Set what fuses to come closest to the target's normalised stream; contributions of layers are 0.
+    def _fit(self, sample: Sequence[Sample], inverse: torch.Tensor) -> None:
+        """Set, one after the other, what fuses, what attention adds and what the MLP adds, each to come closest to what is left
+        of the target's normalised stream.
 
         A guess is shorter than what it guesses, the more so the worse it is, but the final norm would stretch it as long:
         its weights shrink to what is right on average. Else the first logits are far too sure of themselves.
         """
-        width = 2 * self.shape.hidden
-        square = torch.zeros(width, width, dtype=torch.float64)
-        cross = torch.zeros(width, self.shape.hidden, dtype=torch.float64)
-        count = 0
-        for ids, features, real in sample:
-            features = features.float()
-            given = self.inputs(ids, before(features))[:, 1:][real[:, 1:]]  # the first has no feature before it
-            wanted = (features * inverse)[:, 1:][real[:, 1:]]
-            square += (given.T @ given).double().cpu()
-            cross += (given.T @ wanted).double().cpu()
-            count += len(given)
-        square += ridge * count * torch.eye(width, dtype=torch.float64)
-        found = torch.linalg.solve(square, cross).T
-        length = (((found @ square) * found).sum() / (count * self.shape.hidden)).sqrt()
-        self.fuse.weight.data = found.float().to(inverse.device)
-        self.norm.weight.mul_(float(length.clamp(0.05, 1.0)))
+        kept = [(features.float(), real) for _, features, real in sample]
+        wanted = [features * inverse for features, _ in kept]
+        places = [real.clone() for _, real in kept]
+        for real in places:
+            real[:, 0] = False  # the first has no feature before it
+        given = [self.inputs(ids, before(features)) for (ids, _, _), (features, _) in zip(sample, kept, strict=True)]
+        self.fuse.weight.data = _best(given, wanted, places)
+        streams = [self.fuse(each) for each in given]
+        turns = [
+            rotary(torch.arange(ids.shape[1], device=ids.device), self.shape.head_dim, self.shape.theta)
+            for ids, _, _ in sample
+        ]
+        for layer in self.layers:
+            assert isinstance(layer, Layer)
+            given = [layer.attend(stream, turn, [])[0] for stream, turn in zip(streams, turns, strict=True)]
+            left = [goal - stream for goal, stream in zip(wanted, streams, strict=True)]
+            layer.out.weight.data = _best(given, left, places)
+            streams = [stream + layer.out(each) for stream, each in zip(streams, given, strict=True)]
+            given = [layer.activate(stream) for stream in streams]
+            left = [goal - stream for goal, stream in zip(wanted, streams, strict=True)]
+            layer.down.weight.data = _best(given, left, places)
+            streams = [stream + layer.down(each) for stream, each in zip(streams, given, strict=True)]
+        square = sum(float(stream[real].square().sum()) for stream, real in zip(streams, places, strict=True))
+        length = math.sqrt(square / (sum(int(real.sum()) for real in places) * self.shape.hidden))
+        self.norm.weight.mul_(min(max(length, 0.05), 1.0))
 
     def inputs(self, ids: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
         """What is fused: the token and the feature before it, both normalised, ``[B, S, 2 * hidden]``."""
@@ -222,6 +241,22 @@ class ConditionedDraft(Draft):
             outputs.append(self.step(ids, before(known), past))
             known = outputs[-1]
         return outputs
+
+
+def _best(
+    given: list[torch.Tensor], wanted: list[torch.Tensor], places: list[torch.Tensor], ridge: float = 2e-3
+) -> torch.Tensor:
+    """Weights ``[outputs, inputs]`` with the least squares over ``places``; ``ridge`` as a share of the inputs' mean square."""
+    inputs, outputs = given[0].shape[-1], wanted[0].shape[-1]
+    square = torch.zeros(inputs, inputs, dtype=torch.float64)
+    cross = torch.zeros(inputs, outputs, dtype=torch.float64)
+    for one, goal, real in zip(given, wanted, places, strict=True):
+        rows = one[real].float()
+        square += (rows.T @ rows).double().cpu()
+        cross += (rows.T @ goal[real]).double().cpu()
+    square += ridge * square.diagonal().mean() * torch.eye(inputs, dtype=torch.float64)
+    found = torch.linalg.solve(square, cross).T
+    return found.float().to(given[0].device)
 
 
 def before(features: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from hw.onnx.conditioned_weights import Trained
-from scripts.distil_lib.draft import ConditionedDraft
+from scripts.distil_lib.draft import KV, ConditionedDraft
 from scripts.distil_lib.shards import Written
 from scripts.distil_lib.target import Target
 
@@ -62,9 +62,11 @@ def compare(
         features[0, 1:] = rows[: len(ids) - 1]
         feeds = {"input_ids": ids[None], "features": features, "attention_mask": np.ones((1, len(ids)), np.int64)}
         logits, out = session.run(["logits", "features_out"], {**feeds, **past})
-        wanted = draft.step(torch.from_numpy(ids)[None], torch.from_numpy(features), [[] for _ in draft.layers])[0]
-        given = torch.from_numpy(out[0])
-        apart.append(((given - wanted).norm(dim=-1) / wanted.norm(dim=-1)).numpy())
+        device = head.device
+        past_steps: list[list[KV]] = [[] for _ in draft.layers]
+        wanted = draft.step(torch.from_numpy(ids)[None].to(device), torch.from_numpy(features).to(device), past_steps)[0]
+        given = torch.from_numpy(out[0]).to(device)
+        apart.append(((given - wanted).norm(dim=-1) / wanted.norm(dim=-1)).cpu().numpy())
         same += int(((given @ head.T).argmax(-1) == (wanted @ head.T).argmax(-1)).sum()) - 1
         # The last position has its logits from the graph's own head, quantised as it is.
         same += int(logits[0, 0].argmax() == int((wanted[-1] @ head.T).argmax()))

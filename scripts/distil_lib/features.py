@@ -61,7 +61,7 @@ def _make(path: Path, shape: tuple[int, int], sequences: Sequence[Written], targ
     path.parent.mkdir(parents=True, exist_ok=True)
     lengths = [len(sequence.ids) for sequence in sequences]
     starts = np.cumsum([0, *lengths])
-    temporary = path.with_name(f".{path.name}")
+    temporary = path.with_name(f".{os.getpid()}-{path.name}")
     rows = np.lib.format.open_memmap(temporary, "w+", np.float16, shape)
     for group in groups(lengths, BATCH_TOKENS):
         found = target.features(padded([sequences[place] for place in group])).float().clamp(-65504, 65504)

@@ -14,7 +14,7 @@ from scripts.distil_lib.held_out import held_out, measured_prompts
 from scripts.distil_lib.shards import ShardError, Written, measuring, read_shard, shard_names, training
 from scripts.distil_lib.target import Target
 
-POOL = 6  # shards whose sequences are mixed
+POOL = 2  # shards whose sequences are mixed; training waits until the features of these are there
 SHORTEST = 8  # answer tokens
 DROPPED_SHARE = 0.25  # of sequences whose first features are dropped, as those of a cached prefix are
 
@@ -161,17 +161,17 @@ def held_sequences(
 def sample(folder: Path, target: Target, *, tokens: int, longest: int) -> list[Sample]:
     """About ``tokens`` tokens that may be learned from, with their features: what a draft begins with."""
     found: list[Sample] = []
-    name = shard_names(folder)[0]
-    sequences = read_shard(folder, name, target.weights)
-    rows = shard_features(folder / "features", name, sequences, target)
-    pairs = [(each, row) for each, row in zip(sequences, rows, strict=True) if not held_out(each.hashed)]
-    for low in range(0, len(pairs), 8):
-        batch = make_batch(pairs[low : low + 8], longest, target)
-        places = torch.arange(batch.ids.shape[1], device=target.device)[None]
-        found.append((batch.ids, batch.features, places < batch.lengths[:, None]))
-        tokens -= int(batch.lengths.sum())
-        if tokens <= 0:
-            break
+    for name in shard_names(folder):
+        sequences = read_shard(folder, name, target.weights)
+        rows = shard_features(folder / "features", name, sequences, target)
+        pairs = [(each, row) for each, row in zip(sequences, rows, strict=True) if not held_out(each.hashed)]
+        for group in groups([len(each.ids) for each, _ in pairs], 4096):
+            batch = make_batch([pairs[place] for place in group], longest, target)
+            places = torch.arange(batch.ids.shape[1], device=target.device)[None]
+            found.append((batch.ids, batch.features, places < batch.lengths[:, None]))
+            tokens -= int(batch.lengths.sum())
+            if tokens <= 0:
+                return found
     return found
 
 

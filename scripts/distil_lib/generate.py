@@ -111,9 +111,9 @@ def text_pieces(path: Path, encode: Callable[[str], list[int]], tokens: int = TE
 class Generator:
     """Draws answers of one target into a folder of shards."""
 
-    def __init__(self, target: Path, weights: str, out: Path, plan: Plan) -> None:
-        """Loads the engine. ``weights``: fingerprint of the target."""
-        self._out, self._plan, self._weights = out, plan, weights
+    def __init__(self, target: Path, weights: str, out: Path, plan: Plan, llm: Any = None) -> None:
+        """``weights``: fingerprint of the target. ``llm``: of another generator with the same target; None loads one."""
+        self._out, self._plan, self.weights = out, plan, weights
         self._measured = frozenset() if plan.measured else measured_prompts()
         self._seen = known_hashes(out) if out.is_dir() else set()
         self._number = max((int(name) + 1 for name in shard_names(out) if name.isdigit()), default=0)
@@ -122,9 +122,9 @@ class Generator:
         self._random = np.random.default_rng([plan.seed, self._number])
         self._given = self._prompts()
         self._longest = min(TURN_TOKENS * 4 + plan.answer_tokens + 512, ModelShape.read(target).max_context)
-        self._llm = _engine(target, plan, self._longest)
-        self._engine = self._llm.llm_engine
-        self._tokenizer = self._llm.get_tokenizer()
+        self.llm = llm or _engine(target, plan, self._longest)
+        self._engine = self.llm.llm_engine
+        self._tokenizer = self.llm.get_tokenizer()
         self._templates = self._chat_templates()
         # What follows a user's turn begins with the token that ends one.
         end = self._tokenizer.encode(self._templates[0][1], add_special_tokens=False)[:1]
@@ -186,7 +186,7 @@ class Generator:
     def _begin_shard(self) -> None:
         """Turns are completed together, because sampling slows down everything in the batch."""
         self._burst = max(int(self._plan.own * self._plan.shard) - len(self._turns), 0) if self._given is None else 0
-        sampled = self._number % SAMPLED == SAMPLED - 1
+        sampled = not self._plan.measured and self._number % SAMPLED == SAMPLED - 1
         self._temperature = float(self._random.choice(TEMPERATURES)) if sampled else 0.0
 
     def _finished(self, output: Any) -> None:
@@ -251,7 +251,7 @@ class Generator:
     def _write(self) -> None:
         if self._pending:
             name = f"{self._number:05d}"
-            write_shard(self._out, name, self._pending, weights=self._weights, vocabulary=self._vocabulary)
+            write_shard(self._out, name, self._pending, weights=self.weights, vocabulary=self._vocabulary)
             self._number += 1
             self._pending = []
             self._begin_shard()

@@ -20,7 +20,7 @@ class Weights:
 
     step: float = 0.8
     feature: float = 0.5
-    share: float = 0.4
+    share: float = 0.5
     sharpen: float = 1.0
 
 

@@ -11,6 +11,7 @@ from scripts.bench_lib.engine import ROOT
 from scripts.distil_lib.loss import Weights
 from scripts.distil_lib.train import Recipe
 
+MEASURED_FOLDER = "measure"  # in --out: answers to the project's own prompt sets, never learned from
 STEPS = ("generate", "train", "export", "all")
 WEIGHTS = ROOT / "deployments" / "draft" / "weights"
 
@@ -59,6 +60,7 @@ class Options:
     bits: int
     head_bits: int
     name: str
+    notes: tuple[str, ...]
     weights: Path
     models: Path
     argv: tuple[str, ...]
@@ -143,6 +145,7 @@ def parser() -> argparse.ArgumentParser:
     add = result.add_argument_group("export").add_argument
     add("--bits", type=int, choices=(4, 8, 32), default=8, help="of the draft's layers (default: 8)")
     add("--head-bits", type=int, choices=(4, 8, 32), default=4, help="of its head (default: 4)")
+    add("--note", action="append", default=[], metavar="TEXT", help="a line for the record; may be repeated")
     add("--name", metavar="NAME", help="of the weights (default: the target's and the kind)")
     add(
         "--weights",
@@ -187,7 +190,6 @@ def read_options(argv: Sequence[str]) -> Options:
         batch_tokens=given.batch_tokens,
         longest=given.longest,
         rate=given.rate,
-        vector_rate=given.rate,
         seed=given.seed,
         weights=Weights(share=given.share),
     )
@@ -213,6 +215,7 @@ def read_options(argv: Sequence[str]) -> Options:
         bits=given.bits,
         head_bits=given.head_bits,
         name=given.name or f"{label}-{given.kind}",
+        notes=tuple(given.note),
         weights=given.weights,
         models=given.models or target.absolute().parent,
         argv=tuple(argv),

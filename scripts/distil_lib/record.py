@@ -86,7 +86,7 @@ def markdown(record: Mapping[str, Any]) -> str:
         f"({trained['tokens'] / max(data['answer_tokens'], 1):.1f} passes over what there was at the end), {trained['seconds'] / 60:.0f} minutes "
         f"on {record['machine']}, {trained['threads']} thread{'s' if trained['threads'] > 1 else ''}, which others used as well",
         f"- recipe: {', '.join(f'{name} {value}' for name, value in recipe.items())}",
-        f"- begins as the best linear guess of the target's feature (least squares), here {_start(record)}",
+        f"- before training (the best guess by least squares): {_start(record)}",
     ]
     for exported in record.get("exports", []):
         compared = exported["compared"]
@@ -94,6 +94,7 @@ def markdown(record: Mapping[str, Any]) -> str:
             f"- ONNX with {exported['bits']}-bit layers and a {exported['head_bits']}-bit head: the same first guess as in training "
             f"at {compared['agreement']:.1%} of {compared['positions']:,} positions, features {compared['mean']:.2%} apart"
         )
+    lines += [f"- {note}" for note in record.get("notes", [])]
     lines += ["", "| answer tokens seen | minutes | first | tokens a verify |", "|---|---|---|---|"]
     for point in _thinned(record.get("curve", [])):
         lines.append(

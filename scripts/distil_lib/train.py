@@ -31,13 +31,13 @@ class Recipe:
 
     layers: int = 1
     head: int = 16384
-    unroll: int = 3
-    batch_tokens: int = 3072
+    unroll: int = 2
+    batch_tokens: int = 2048
     longest: int = 320
-    rate: float = 2e-3
-    vector_rate: float = 2e-3
+    rate: float = 2.5e-4
+    vector_rate: float = 4e-3
     decay: float = 0.02
-    warm_up: int = 30  # steps
+    warm_up: int = 20  # steps
     last_rate: float = 0.02  # of the first
     clip: float = 1.0
     seed: int = 0

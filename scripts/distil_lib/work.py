@@ -12,7 +12,7 @@ import torch
 from hw.onnx.build import BuildOptions, Processes, build_draft
 from hw.onnx.cache import staged
 from hw.onnx.checkpoint import CheckpointError, Manifest, weights_fingerprint
-from hw.onnx.conditioned_build import NAME, ConditionedOptions, build_conditioned
+from hw.onnx.conditioned_build import NAME, ConditionedOptions, build_conditioned, describe
 from hw.onnx.conditioned_weights import MOST_BYTES, ConditionedShape, write_trained
 from scripts.bench_lib import machine
 from scripts.bench_lib.engine import ROOT
@@ -22,14 +22,13 @@ from scripts.distil_lib.draft import ConditionedDraft, Draft
 from scripts.distil_lib.export import compare, trained_of
 from scripts.distil_lib.feed import held_sequences, sample, token_counts
 from scripts.distil_lib.measure import measure
-from scripts.distil_lib.options import Options
+from scripts.distil_lib.options import MEASURED_FOLDER, Options
 from scripts.distil_lib.shards import ShardError, shard_names
 from scripts.distil_lib.target import Target
 from scripts.distil_lib.train import read_checkpoint
 
 SAMPLE = 40_000  # tokens a draft's beginning is fitted to
 FINAL = 400  # held-out answers the last figures are taken on, at most
-MEASURED = "measure"  # folder of answers to the project's own prompt sets
 
 Report = Callable[[float, str], None]
 
@@ -78,7 +77,7 @@ def _measured(options: Options, draft: Draft, target: Target) -> dict[str, Any]:
     if held:
         figures = measure(draft, held, target, longest)
         found["held-out answers of the generator"] = {"answers": len(held), "figures": figures.as_dict()}
-    for folder in sorted((options.out / MEASURED).glob("*")):
+    for folder in sorted((options.out / MEASURED_FOLDER).glob("*")):
         sequences = held_sequences(folder, target, most=FINAL, longest=longest, every=True)
         if sequences:
             figures = measure(draft, sequences, target, longest)
@@ -105,6 +104,7 @@ def _record(options: Options, content: dict[str, Any], target: Target, measured:
             "steps": state["step"], "tokens": state["tokens"], "seconds": round(state["seconds"], 1), "threads": options.threads,
         },
         "measured": measured,
+        "notes": list(options.notes),
         "machine": machine.machine(),
         "versions": machine.versions(),
         "commit": machine.commit(ROOT),
@@ -140,7 +140,7 @@ def export_conditioned(options: Options, report: Report) -> Iterator[str]:
         compared = compare(made, draft, held, options.recipe.longest)
         written["exports"] = [{"bits": options.bits, "head_bits": options.head_bits, "compared": compared.as_dict()}]
         record.write_record(path.with_suffix(".json"), written)
-        build_conditioned(path, options.target, made, how, options.models)  # with the whole record inside
+        describe(path, options.target, made, how, options.models)  # with the whole record inside
     record.plot(written["curve"], path.with_suffix(".png"))
     for name, entry in written["measured"].items():
         figures = entry["figures"]

@@ -1,5 +1,6 @@
 """The conditioned draft: its steps, its masks, its gradient, and its export to ONNX."""
 
+import io
 import json
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 import torch
+from rich.console import Console
 
 from hw.onnx import blockwise
 from hw.onnx.build import BuildError
@@ -14,6 +16,8 @@ from hw.onnx.checkpoint import CheckpointError, Manifest
 from hw.onnx.conditioned import read_head
 from hw.onnx.conditioned_build import ConditionedOptions, build_conditioned
 from hw.onnx.conditioned_weights import read_trained, write_trained
+from hw.onnx.preparation import Preparation
+from hw.onnx.progress import Display
 from scripts.distil_lib.draft import ConditionedDraft, before
 from scripts.distil_lib.export import trained_of
 from scripts.distil_lib.loss import agreement
@@ -83,6 +87,24 @@ def test_what_it_begins_with_is_the_best_linear_guess(target: Target) -> None:
     best = torch.linalg.lstsq(given.detach(), wanted).solution
     ours = (given @ draft.fuse.weight.T - wanted).square().mean()
     assert float(ours.detach()) == pytest.approx(float((given @ best - wanted).square().mean().detach()), rel=0.05)
+
+
+def test_layers_begin_with_what_the_linear_guess_leaves(target: Target) -> None:
+    torch.manual_seed(0)
+    ids = torch.randint(0, VOCABULARY, (20, 60))
+    features = target.features(ids).clone()
+    draft = ConditionedDraft.begin(target, 2, torch.arange(VOCABULARY), [(ids, features, torch.ones_like(ids) > 0)])
+    linear = ConditionedDraft.begin(target, 2, torch.arange(VOCABULARY), [(ids, features, torch.ones_like(ids) > 0)])
+    for layer in linear.layers:
+        layer.out.weight.data.zero_()
+        layer.down.weight.data.zero_()
+
+    def apart(one: ConditionedDraft, tokens: torch.Tensor) -> float:
+        with torch.no_grad():
+            found = one.unroll(tokens, target.features(tokens), 1)[0]
+            return float((found - target.features(tokens))[:, 1:].square().mean())
+
+    assert apart(draft, ids) < 0.97 * apart(linear, ids)  # so what was fitted is what runs
 
 
 def test_gradient_of_the_agreement_is_that_of_torch() -> None:
@@ -191,6 +213,31 @@ def test_another_target_is_refused_with_both_fingerprints(target: Target, tmp_pa
         build_conditioned(tmp_path / "w.safetensors", other.folder, tmp_path / "out", ConditionedOptions(), tmp_path)
     assert target.weights[:16] in str(error.value)
     assert other.weights[:16] in str(error.value)
+
+
+def test_preparing_builds_the_draft_that_was_trained_for_a_target(target: Target, tmp_path: Path) -> None:
+    said: list[str] = []
+    with Display(Console(file=io.StringIO())) as display:
+        display.say = said.append  # type: ignore[method-assign]
+        preparation = Preparation(tmp_path / "models", display)
+        (tmp_path / "models").mkdir()
+        assert preparation.conditioned(target.folder, tmp_path / "trained") is None  # none was
+        (tmp_path / "trained").mkdir()
+        (tmp_path / "trained" / "a.safetensors").write_bytes(b"another kind of file")
+        assert preparation.conditioned(target.folder, tmp_path / "trained") is None
+        write_trained(tmp_path / "trained" / "b.safetensors", trained_of(draft_of(target), target))
+        folder = preparation.conditioned(target.folder, tmp_path / "trained")
+        assert folder is not None
+        first = Manifest.read(folder)
+        assert first.source == "b.safetensors"
+        said.clear()
+        assert preparation.conditioned(target.folder, tmp_path / "trained") == folder
+        assert said == ["  draft-conditioned: there already"]
+        (tmp_path / "trained" / "b.json").write_text('{"tokens": 1}')
+        preparation.conditioned(target.folder, tmp_path / "trained")
+        assert Manifest.read(folder).trained == {"tokens": 1}
+        other = tiny_target(tmp_path / "other", seed=5)
+        assert preparation.conditioned(other.folder, tmp_path / "trained") is None
 
 
 def test_trained_file_goes_there_and_back_and_is_refused_when_cut(target: Target, tmp_path: Path) -> None:
