@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hw.onnx.checkpoint import CONDITIONED, HEAD_IDS, CheckpointError, Manifest
-from hw.onnx.session import Logits, OnnxModel, UnsupportedModel
+from hw.onnx.session import FEATURES, Logits, OnnxModel, UnsupportedModel
 from hw.providers import ProviderProfile, Tuning
 
 
@@ -39,7 +39,7 @@ class ConditionedModel(OnnxModel):
     Logits are ``[head]``; ``token_ids`` says which tokens they are of.
     """
 
-    beside: ClassVar[tuple[str, ...]] = ("features",)
+    beside: ClassVar[tuple[str, ...]] = (FEATURES,)
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class ConditionedModel(OnnxModel):
             binding = self._prefills[slot] = self._bind(slot, slot + 1)
         features = self._features[slot : slot + 1, start : start + count]
         outputs = self._outputs[None, :count]
-        binding.bind_input("features", "cpu", 0, np.float32, features.shape, features.ctypes.data)
+        binding.bind_input(FEATURES, "cpu", 0, np.float32, features.shape, features.ctypes.data)
         binding.bind_output("features_out", "cpu", 0, np.float32, outputs.shape, outputs.ctypes.data)
         logits = super().prefill(slot, tokens, start)
         own = ~self._given[slot, start + 1 : start + 1 + count]
@@ -168,5 +168,5 @@ class ConditionedModel(OnnxModel):
 
     def _bind_features(self, binding: Any, low: int, high: int) -> None:
         features, outputs = self._step_features[low:high], self._step_outputs[low:high]
-        binding.bind_input("features", "cpu", 0, np.float32, features.shape, features.ctypes.data)
+        binding.bind_input(FEATURES, "cpu", 0, np.float32, features.shape, features.ctypes.data)
         binding.bind_output("features_out", "cpu", 0, np.float32, outputs.shape, outputs.ctypes.data)

@@ -32,6 +32,7 @@ _KV_TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 _BINDINGS = 64  # cached ranges; one holds about 2 names a layer, no tensors of its own
 _WARMUP_ROUNDS = 3
 _ATTENTION = "GroupQueryAttention"
+FEATURES = "features"  # input of a conditioned draft
 
 
 class UnsupportedModel(ValueError):
@@ -60,6 +61,8 @@ def read_geometry(session: ort.InferenceSession, folder: Path, beside: Collectio
     layers = sum(1 for name in inputs if re.fullmatch(r"past_key_values\.\d+\.key", name))
     wanted = {"input_ids", "attention_mask", *beside}
     wanted |= {f"past_key_values.{layer}.{part}" for layer in range(layers) for part in ("key", "value")}
+    if FEATURES in inputs and FEATURES not in beside:
+        raise UnsupportedModel(f"{folder}: this draft takes the target's hidden states, and there are none here")
     if not layers or wanted != set(inputs):
         raise UnsupportedModel(f"{folder}: inputs must be {sorted(wanted)[:4]}…, found {sorted(inputs)[:6]}…")
     settings: dict[str, Any] = {}

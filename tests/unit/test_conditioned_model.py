@@ -168,7 +168,7 @@ def test_what_does_not_fit_is_refused(model: ConditionedModel) -> None:
 
 def test_folders_that_are_not_what_they_say(draft: Random, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = draft.write(tmp_path_factory.mktemp("draft"))
-    with pytest.raises(UnsupportedModel, match="inputs must be"):
+    with pytest.raises(UnsupportedModel, match="takes the target's hidden states"):
         OnnxModel(folder)
     np.save(folder / HEAD_IDS, draft.head_ids[::-1])
     with pytest.raises(CheckpointError, match="ascend"):
