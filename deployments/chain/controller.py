@@ -121,7 +121,7 @@ class Decision:
 
 
 class Controller:
-    """Decisions for one engine. ``lends``: its drafts run on a core that the engine could use itself."""
+    """Decisions for one engine. ``lends``: its drafts work on a core that the engine could use itself meanwhile."""
 
     def __init__(self, lends: bool = False) -> None:
         self.times = StepTimes()
@@ -133,6 +133,17 @@ class Controller:
         self._base_steps = 0
         self._read_s = 0.003  # seconds in which a draft reads one token
         self.lane = ALONE
+
+    @property
+    def lends(self) -> bool:
+        """Can change as drafts come and go; then what they brought at each size of batch is found out anew."""
+        return self._lends
+
+    @lends.setter
+    def lends(self, lends: bool) -> None:
+        if lends != self._lends:
+            self._lends = lends
+            self._regimes.clear()
 
     # --- memory ---------------------------------------------------------------------------------------------------
 

@@ -98,7 +98,14 @@ class DraftRounds:
     @property
     def lends(self) -> bool:
         """Whether a draft works on behalf of the step to come: it may need the core it shares with the engine."""
-        return any(sequence.active for sequence in self._sequences.values())
+        return any(
+            sequence.active and not self._models.sends_hidden(sequence.draft) for sequence in self._sequences.values()
+        )
+
+    @property
+    def drafts_beside(self) -> bool:
+        """Whether any draft works while the engine computes. Those that wait for its hidden states have nothing to do then."""
+        return any(not self._models.sends_hidden(name) for name in self._peers.channels)
 
     # --- a request's life -----------------------------------------------------------------------------------------
 

@@ -107,6 +107,7 @@ class ChainWorker:
         rounds.set_channels(channels)
         self._kv.connect(endpoints)
         rounds.send_kv(self._kv.export)
+        rounds.controller.lends = self._proposer.settings.own_threads > 0 and (not channels or rounds.drafts_beside)
         return sorted(channels)
 
     def take_trace(self, chain_id: str) -> dict[str, Any] | None:
