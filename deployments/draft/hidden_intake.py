@@ -35,6 +35,7 @@ class HiddenIntake:
         self.token_ids = model.token_ids
         self._model = model
         self._weights = target_weights
+        self._complained = ""
 
     def meet(self, offer: Mapping[str, Any]) -> str:
         """``HIDDEN`` for a target whose hidden states these are; else empty, and the log says why."""
@@ -42,18 +43,20 @@ class HiddenIntake:
         if not isinstance(hidden, Mapping):
             return ""
         if hidden.get("weights") != self._weights:
-            logger.warning(
-                "this draft was trained on the hidden states of %s, the target is %s: it drafts without them",
-                self._weights,
-                hidden.get("weights"),
-            )
+            theirs = hidden.get("weights")
+            self._complain(f"this draft was trained on the hidden states of {self._weights}, the target is {theirs}")
             return ""
         if hidden.get("size") != self._model.hidden_size:
-            logger.warning(
-                "hidden states have %s values, this draft takes %d", hidden.get("size"), self._model.hidden_size
+            self._complain(
+                f"hidden states have {hidden.get('size')} values, this draft takes {self._model.hidden_size}"
             )
             return ""
         return HIDDEN
+
+    def _complain(self, problem: str) -> None:
+        if problem != self._complained:  # once, not whenever a target asks, which is every second
+            logger.warning("%s: it drafts without them", problem)
+        self._complained = problem
 
     def take(self, session: Session, commit: Commit) -> str:
         """Put what a commit brings into the session's slot, the commit itself having been applied; returns what to count, if anything."""

@@ -6,6 +6,7 @@ LM head multiplies, after the final norm. Where no connected draft asked for the
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,6 +21,8 @@ from deployments.kv import HIDDEN
 if TYPE_CHECKING:
     import torch
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+logger = logging.getLogger(__name__)
 
 Rows = npt.NDArray[np.float16]
 
@@ -109,7 +112,12 @@ class HiddenStates:
             scheduled: Any, sampled: Any, sampling: Any, hidden_states: Any, *more: Any, **named: Any
         ) -> Any:
             if self._takers:
-                self.saw(self.pieces(runner, sampled), hidden_states)
+                try:
+                    self.saw(self.pieces(runner, sampled), hidden_states)
+                except Exception:  # drafts do without, the step goes on
+                    logger.exception("hidden states could not be kept; none are sent until drafts connect anew")
+                    self.counts["failed"] += 1
+                    self.connect([])
             return propose(scheduled, sampled, sampling, hidden_states, *more, **named)
 
         runner.propose_draft_token_ids = propose_with_hidden

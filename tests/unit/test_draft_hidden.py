@@ -117,6 +117,8 @@ def test_the_graph_is_read_as_what_it_is(drafter: DraftEngine) -> None:
 
 def test_another_target_is_not_taken(drafter: DraftEngine, caplog: pytest.LogCaptureFixture) -> None:
     assert drafter.meet({"hidden": {"size": SIZES.hidden, "weights": "b" * 64}}) == ""
+    assert drafter.meet({"hidden": {"size": SIZES.hidden, "weights": "b" * 64}}) == ""
+    assert len(caplog.records) == 1
     assert TARGET in caplog.text
     assert "b" * 64 in caplog.text
 

@@ -211,6 +211,17 @@ def test_nothing_is_looked_at_where_nobody_asked(monkeypatch: pytest.MonkeyPatch
     assert played.rounds.stats()["hidden_positions"] == 0
 
 
+def test_what_cannot_be_looked_at_fails_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    played, drafter = engine({"r1": 20})
+    played.step()
+    monkeypatch.setattr(HiddenStates, "saw", lambda *given: 1 / 0)
+    for _ in range(3):
+        played.step()
+    assert drafter.steps == 4
+    assert played.rounds.stats()["hidden_not_sent:failed"] == 1  # then it is left alone
+    assert played.rounds.stats()["hidden_held_bytes"] == 0
+
+
 def test_requests_of_other_drafts_are_left_alone() -> None:
     """One draft of two takes them; and a request that wants no models has no use for them."""
     requests = {f"r{n}": Playing(truth(n), 10) for n in range(12)}
