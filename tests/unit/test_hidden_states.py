@@ -251,6 +251,14 @@ def test_prompts_are_not_announced_to_who_waits_for_hidden_states() -> None:
     assert drafter.steps == 1
 
 
+def test_no_core_is_lent_to_who_rests_while_the_target_verifies() -> None:
+    played, _ = engine({"r1": 20})
+    played.step()
+    assert not played.rounds.lends
+    played.hidden.connect([])
+    assert played.rounds.lends
+
+
 def test_what_is_kept_ends_with_the_request() -> None:
     played, _ = engine({"r1": 20, "r2": 20})
     for _ in range(3):
