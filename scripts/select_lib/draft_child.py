@@ -127,7 +127,7 @@ def _open(kind: str, folder: Path, provider: str, core: int, slots: int, context
 def _load_kv(file: Path, kv_type: str) -> npt.NDArray[Any]:
     import ml_dtypes
 
-    stored = np.load(file, allow_pickle=False)
+    stored: npt.NDArray[Any] = np.load(file, allow_pickle=False)
     return stored.view(ml_dtypes.bfloat16) if kv_type == "bfloat16" else stored
 
 

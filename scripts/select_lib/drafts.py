@@ -10,13 +10,13 @@ from hw.kv.codes import Refused
 from hw.kv.manifest import Manifest
 from hw.kv.steps import Cast
 from hw.kv.verdict import Local, Reject, check_manifest
-from hw.onnx.checkpoint import CheckpointError
+from hw.onnx.checkpoint import CONDITIONED, CheckpointError
 from scripts.bench_lib import settings
 from scripts.bench_lib.child import Child, python
 from scripts.bench_lib.engine import DRAFT_TIMEOUT_S, ROOT, RUN_TIMEOUT_S
 from scripts.profile_lib.figures import paired_ratio, within
 from scripts.select_lib.answers import TEMPERATURES, Answers, Folder
-from scripts.select_lib.candidates import CONDITIONED, MODEL, Candidate
+from scripts.select_lib.candidates import MODEL, Candidate
 from scripts.select_lib.options import Options
 
 CONTEXTS = (64, 512, 1024)

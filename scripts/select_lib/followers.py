@@ -11,8 +11,9 @@ from deployments.chain.protocol import Sampling
 from deployments.draft.calibration import RANKS
 from deployments.draft.choose import Choice, choose
 from deployments.draft.model import StepModel
+from hw.onnx.checkpoint import CONDITIONED
 from scripts.select_lib.acceptance import DEPTH, Trail, runs_of
-from scripts.select_lib.candidates import CONDITIONED, LOOKUP
+from scripts.select_lib.candidates import LOOKUP
 
 _TENANT = "select"  # answers of one run may be drafted from one another, as those of one tenant
 

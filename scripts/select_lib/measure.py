@@ -10,13 +10,14 @@ from statistics import median
 from typing import Any
 
 from hw.kv.manifest import Manifest
+from hw.onnx.checkpoint import CONDITIONED
 from scripts.bench_lib import machine, settings
 from scripts.bench_lib.child import Child, python
 from scripts.bench_lib.engine import LOAD_TIMEOUT_S, ROOT, RUN_TIMEOUT_S
 from scripts.calibrate_lib.pair import fingerprint
 from scripts.select_lib.acceptance import DEPTH
 from scripts.select_lib.answers import FORMAT, GREEDY, SAMPLED, SEED, TEMPERATURES, Answers, Folder
-from scripts.select_lib.candidates import CONDITIONED, Candidate
+from scripts.select_lib.candidates import Candidate
 from scripts.select_lib.drafts import STEPS, TOGETHER, DraftProcess, Tell
 from scripts.select_lib.options import Options
 from scripts.select_lib.store import Store, digest, part_key

@@ -8,10 +8,11 @@ from typing import Any
 
 import msgspec
 
+from hw.onnx.checkpoint import CONDITIONED
 from scripts.select_lib import predict
 from scripts.select_lib.acceptance import DEPTH, Rounds, Trail, replay, runner_shares
 from scripts.select_lib.answers import GREEDY, Answers
-from scripts.select_lib.candidates import CONDITIONED, Candidate
+from scripts.select_lib.candidates import Candidate
 from scripts.select_lib.measure import ALL, OWN
 from scripts.select_lib.predict import DraftCosts, Prediction, Steps
 from scripts.select_lib.trial import OVERLAPPED, SYNCHRONOUS, WITHOUT_MODEL

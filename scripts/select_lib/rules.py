@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from statistics import fmean
 
+from hw.onnx.checkpoint import CONDITIONED
 from scripts.select_lib.answers import GREEDY
-from scripts.select_lib.candidates import CONDITIONED, Candidate, Target
+from scripts.select_lib.candidates import Candidate, Target
 from scripts.select_lib.predict import step_ms
 from scripts.select_lib.rows import Row, modes_of
 

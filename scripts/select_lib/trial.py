@@ -6,12 +6,13 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
+from hw.onnx.checkpoint import CONDITIONED
 from scripts.bench_lib import machine, settings
 from scripts.bench_lib.cells import MODEL_SOURCE, Cell, System
 from scripts.bench_lib.engine import EngineBackend
 from scripts.bench_lib.prompts import WARMUP_SET, load_prompts
 from scripts.bench_lib.statistics import Sample, percentile
-from scripts.select_lib.candidates import CONDITIONED, LOOKUP, Candidate
+from scripts.select_lib.candidates import LOOKUP, Candidate
 from scripts.select_lib.options import Options
 
 OVERLAPPED, SYNCHRONOUS, WITHOUT_MODEL = "overlapped", "synchronous", "no model"
