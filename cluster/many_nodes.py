@@ -25,9 +25,11 @@ logger = logging.getLogger(__name__)
 
 OBJECT_STORE_BYTES = 100 * 1024 * 1024  # of each node; no large objects are made here
 UNIX_PATH_BYTES = 107
-FAST = {
+NODE_SETTINGS = {
     # a node whose processes are gone is missed after five seconds, not fifteen; one that is only slow has as long as ever
     "RAY_health_check_period_ms": "1000",
+    # each node sees the memory of the whole machine, and would kill its own workers for what others use
+    "RAY_memory_monitor_refresh_ms": "0",
     # each node would start as many idle Python processes as it has CPUs, all on the same few cores
     "RAY_enable_worker_prestart": "0",
 }
@@ -156,7 +158,7 @@ def many_nodes(
     folder = Path(tempfile.mkdtemp(prefix=PREFIX))
     saved = dict(os.environ)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(pythonpath), saved.get("PYTHONPATH")]))
-    os.environ.update({name: value for name, value in (SETTINGS | FAST).items() if name not in saved})
+    os.environ.update({name: value for name, value in (SETTINGS | NODE_SETTINGS).items() if name not in saved})
     os.environ.pop("RAY_ADDRESS", None)
     network, why_not = _network(folder) if namespaces else (None, "namespaces were not asked for")
     try:

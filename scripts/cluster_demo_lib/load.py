@@ -66,6 +66,7 @@ class Load:
     def __post_init__(self) -> None:
         self._wanted = 0
         self._stop = threading.Event()
+        self._abandoned = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="load", daemon=True)
         self._open: dict[int, Answer] = {}
 
@@ -74,7 +75,9 @@ class Load:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: Any, trace: TracebackType | None) -> None:
-        """Let requests in progress end."""
+        """Let requests in progress end, unless something has gone wrong."""
+        if kind is not None:
+            self._abandoned.set()
         self._wanted = 0
         self._stop.set()
         self._thread.join(REQUEST_S)
@@ -88,6 +91,10 @@ class Load:
         """From now on so many; those beyond it end with their present answer."""
         self._wanted = count
 
+    def abandon(self) -> None:
+        """Leave requests in progress, and do not wait for them at the end."""
+        self._abandoned.set()
+
     def since(self, moment: float) -> list[Answer]:
         """Answers that ended after a moment of ``time.monotonic``."""
         return [answer for answer in list(self.answers) if answer.ended >= moment]
@@ -96,12 +103,15 @@ class Load:
         running: dict[int, asyncio.Task[None]] = {}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         async with httpx.AsyncClient(timeout=REQUEST_S, limits=limits, trust_env=False) as http:
-            while not self._stop.is_set() or running:
+            while not self._stop.is_set() or (running and not self._abandoned.is_set()):
                 for number in range(self._wanted):
                     if number not in running:
                         running[number] = asyncio.create_task(self._client(http, number))
                 await asyncio.sleep(0.05)
                 running = {number: task for number, task in running.items() if not task.done()}
+            for task in running.values():
+                task.cancel()
+            await asyncio.gather(*running.values(), return_exceptions=True)
 
     async def _client(self, http: httpx.AsyncClient, number: int) -> None:
         turn = number
