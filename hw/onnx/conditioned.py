@@ -72,7 +72,12 @@ class ConditionedModel(OnnxModel):
         self._outputs = np.empty((self.context, self.hidden_size), np.float32)
         if warm_up:
             self.measure()
-            self._features[:, 1:] = 0.0
+
+    def measure(self) -> None:
+        """As the base class; of prompts whose hidden states are there, which are read in one call."""
+        self.open_hidden(0, self.context)
+        super().measure()
+        self.open_hidden(0, 0)
 
     # --- features -------------------------------------------------------------------------------------------------
 

@@ -44,6 +44,20 @@ def test_sizes_and_ids(model: ConditionedModel, draft: Random) -> None:
     assert model.costs.decode(1) > 0.0
 
 
+def test_prompts_are_measured_as_they_are_read(
+    draft: Random, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With their hidden states: in one call, not a token at a time."""
+    calls: list[int] = []
+    read = ConditionedModel._read
+    monkeypatch.setattr(
+        ConditionedModel, "_read", lambda self, slot, ids, start: calls.append(len(ids)) or read(self, slot, ids, start)
+    )
+    model = ConditionedModel(draft.write(tmp_path_factory.mktemp("measured")), slots=2, context=48)
+    assert set(calls) == {4, 32}
+    assert not model._given[:, 1:].any()
+
+
 def test_a_prompt_with_hidden_states(model: ConditionedModel, draft: Random) -> None:
     ids, rows = tokens(20), hidden(20)
     expected, _ = draft.forward(ids, before(rows))
