@@ -3,7 +3,6 @@
 from typing import Any
 
 from rich.console import Console, Group
-from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -112,7 +111,9 @@ def _decision(step: Step) -> Text:
     lines += [
         f"{step.name(i)} and {step.name(j)} are close, and differ: {why}" for i, j, why in told.get("objections", [])
     ]
-    lines += [f"no draft by {escape(name)}: {why}" for name, why in told.get("reasons", {}).items()]
+    there = {draft["source"] for draft in told.get("drafts", [])}
+    for name, why in told.get("reasons", {}).items():
+        lines.append(f"{'only part of a' if name in there else 'no'} draft by {step.names.get(name, name)}: {why}")
     return Text.assemble(("decision  ", "bold"), "\n          ".join(lines))
 
 

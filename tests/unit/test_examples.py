@@ -1,10 +1,12 @@
 """The examples' own judgement of what a model said, their data, and the config they run on."""
 
+import io
 from pathlib import Path
 from typing import Any
 
 import pytest
 import regex
+from rich.console import Console
 
 from deployments.chain.faults import FaultPolicy
 from deployments.config import AppConfig
@@ -165,6 +167,55 @@ class TestFindings:
         assert "Nothing" in show.verdict(Report(steps=[], shows="", findings=[right]))
         assert "1 of" not in show.verdict(Report(steps=[], shows="", findings=[right, wrong]))
         assert "one thing" in show.verdict(Report(steps=[], shows="", findings=[right, wrong]))
+
+
+class TestShown:
+    def test_everything_is_there_and_nothing_is_markup(self) -> None:
+        tag = {"validator": "python_syntax", "tag": "invalid", "why": "line 2: [bold]"}
+        drafts = [
+            draft("given#0", "[red]one[/red]", tags=[tag]),
+            draft("model:a#0", "two", finished=False, note="rule [x]", standing=-1.5),
+            draft("rules", "three"),
+        ]
+        told = {
+            "outcome": "leaning",
+            "decision": "likeliest",
+            "chosen": 1,
+            "distances": [[0, 0.25, 0.5], [0.25, 0, 0.75], [0.5, 0.75, 0]],
+            "reasons": {"model:a#0": "deadline", "retrieval": "no_match"},
+            "distances_to_answer": [0.5, 0.125, 1.0],
+        }
+        rounds = [{"accepted_text": "two ", "own_text": "[b]more<|end|>"}]
+        answer = Answer("two [b]more", 3, 0.1, {"rounds": rounds, "answer": {"drafts": drafts, **told}})
+        found = Report(
+            steps=[Step(question="[why]?", answer=answer, names={"given#0": "mine"})],
+            shows="That.",
+            findings=[Finding(right=False, text="It is [wrong].")],
+            unchecked="The rest.",
+        )
+        console = Console(file=io.StringIO(), width=100)
+        show.report(console, "name", found)
+        text = console.file.getvalue()  # type: ignore[attr-defined]
+        for part in (
+            "[why]?",
+            "[red]one[/red]",
+            "0  mine",
+            "two …",
+            "rule [x]",
+            "log probability -1.50",
+            "invalid: line 2: [bold]",
+            "0.75",
+            "chosen: model:a#0",
+            "only part of a draft by model:a#0: deadline",
+            "no draft by retrieval: no_match",
+            "two [b]more ",
+            "nearest draft: model:a#0, distance 0.12",
+            "✗ It is [wrong].",
+            "? The rest.",
+            "one thing went wrong",
+        ):
+            assert part in text, part
+        assert "<|end|>" not in text
 
 
 class TestCommand:
