@@ -41,6 +41,13 @@ def test_two_ranks_equal_plain(tmp_path: Path) -> None:
     result = json.loads(lines[0].removeprefix("RESULT"))
     assert result["equal"]
     assert [len(names) for names in result["connected"]] == [1, 0]
+    first, second = result["offers"]
+    assert first["hidden"]["size"] == 128
+    assert len(first["hidden"]["weights"]) == 64
+    assert "manifest" not in first  # KV of one rank is of half the heads; its hidden states are whole
+    assert not second
+    assert result["hidden_positions"] > 0
+    assert result["hidden_error"] < 5e-3
     stats = result["stats"][0]
     assert 0 < stats["accepted_tokens"] < stats["drafted_tokens"]
     assert stats["relaxed_tokens"] == 0
