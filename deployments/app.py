@@ -12,7 +12,7 @@ from ray.serve.deployment import Application
 from ray.serve.llm import LLMConfig, build_llm_deployment
 
 from deployments.config import AppConfig, ConfigError, DraftSpec, load_args
-from deployments.config.autoscaling import Scaling
+from deployments.config.autoscaling import RequestScaling, Scaling
 from deployments.config.conditioned import require_own_target
 from deployments.config.placement import pool_selectors
 from deployments.config.tokenizers import require_same_tokenizer
@@ -57,6 +57,11 @@ def replica_count(replicas: int, scaling: Scaling | None) -> dict[str, Any]:
     return {"num_replicas": replicas} if scaling is None else {"autoscaling_config": scaling.serve_config(replicas)}
 
 
+def drain_s(config: AppConfig, scaling: RequestScaling | None) -> float:
+    """How long an ending replica may go on answering. One that ends because the load fell must not cut answers short."""
+    return config.fault_policy.drain_timeout_s if scaling is None else scaling.drain_s
+
+
 def build_draft(config: AppConfig, draft: DraftSpec) -> Application:
     """One draft deployment."""
     faults = config.fault_policy
@@ -94,7 +99,7 @@ def build_evidence(config: AppConfig) -> Application | None:
         ray_actor_options=actor_options(config, spec.pool),
         health_check_period_s=faults.discovery_timeout_s,
         health_check_timeout_s=faults.rpc_timeout_s,
-        graceful_shutdown_timeout_s=faults.drain_timeout_s,
+        graceful_shutdown_timeout_s=drain_s(config, config.autoscaling.evidence),
         logging_config={"enable_access_log": False},  # the router's says which requests there were
     )
     return deployment.bind(spec.model_dump(mode="json"), asdict(faults), str(config.target.model))
@@ -116,7 +121,7 @@ def llm_config(config: AppConfig) -> LLMConfig:
         "max_ongoing_requests": config.limits.max_ongoing_requests,
         "max_queued_requests": config.limits.max_queued_requests,
         "ray_actor_options": {"num_cpus": options["num_cpus"]},
-        "graceful_shutdown_timeout_s": config.fault_policy.drain_timeout_s,
+        "graceful_shutdown_timeout_s": drain_s(config, config.autoscaling.target),
     }
     if selector := pool_selectors(config)[target.pool]:
         deployment["placement_group_bundle_label_selector"] = [selector]
@@ -197,6 +202,8 @@ def build_router(
         name=ROUTER,
         **replica_count(config.limits.router_replicas, config.autoscaling.router),
         max_ongoing_requests=config.limits.router_max_ongoing_requests,
+        # where it does not scale, Serve's own
+        **({"graceful_shutdown_timeout_s": scaling.drain_s} if (scaling := config.autoscaling.router) else {}),
         ray_actor_options={"num_cpus": 0},  # it waits far more than it computes
     )
     name = config.target.name

@@ -67,6 +67,9 @@ class RequestScaling(Scaling):
     """By open requests: the router, and evidence, whose queue they are."""
 
     target_ongoing_requests: float = Field(gt=0, description="open requests of one replica, running and waiting")
+    drain_s: float = Field(
+        default=600.0, gt=0, description="a replica that is to end finishes its requests first, for at most so long"
+    )
 
     def goals(self) -> dict[str, Any]:
         return {"loads": {REQUESTS: self.target_ongoing_requests}}

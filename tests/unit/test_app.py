@@ -71,6 +71,9 @@ def test_a_section_makes_a_deployment_scale(config: AppConfig) -> None:
     draft = build_draft(scaling, config.drafts[0])._bound_deployment._deployment_config.autoscaling_config
     assert (draft.min_replicas, draft.initial_replicas, draft.max_replicas) == (0, 1, 2)
     assert draft.policy.policy_kwargs["loads"].keys() == {"busy", "sessions", "answers"}
+    # one that ends because the load fell finishes what it has said half of
+    assert llm_config(config).deployment_config["graceful_shutdown_timeout_s"] == config.fault_policy.drain_timeout_s
+    assert target["graceful_shutdown_timeout_s"] == scaling.autoscaling.target.drain_s >= 600
 
 
 def test_co_location_is_written_into_selectors(config: AppConfig) -> None:
