@@ -85,6 +85,7 @@ def build_conditioned(
         raise BuildError(f"{weights}: {error}") from error
     folder.mkdir(parents=True, exist_ok=True)
     onnx.save(model, folder / "model.onnx", save_as_external_data=True, location="model.onnx.data", size_threshold=1024)
+    (folder / "model.onnx.data").chmod(0o644)  # it is made for its owner only
     np.save(folder / HEAD_IDS, trained.head_ids)
     for name in TOKENIZER:
         if (checkpoint / name).is_file():
