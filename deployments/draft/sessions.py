@@ -162,8 +162,15 @@ class SessionStore:
         session.spares.clear()
 
     def tidy(self, now: float, unused_s: float) -> None:
-        """Free slots between those that steps need: all that a session holds besides its own when nobody wants drafts of it or
-        advanced it for ``unused_s``, all spares but the one that saves most copying, and prompts kept for a lease's time."""
+        """Free slots between those that steps need: sessions past their lease, all that a session holds besides its own when
+        nobody wants drafts of it or advanced it for ``unused_s``, all spares but the one that saves most copying, and prompts
+        kept for a lease's time.
+
+        A target that was lost or cut off closes no session. A draft that kept those would never be without work.
+        """
+        while (expired := self._expired(now)) is not None:
+            self.close(expired.key)
+            self.evicted += 1
         for slot in self.loans.expired(now - self.lease_s) if self.loans.kept else ():
             self.table.give(slot)
         for session in self.sessions.values():

@@ -215,6 +215,21 @@ def test_full_draft_evicts_only_past_the_lease() -> None:
     assert drafter.stats()["evicted"] == 1
 
 
+def test_sessions_of_a_target_that_was_lost_end_with_their_lease_though_nobody_needs_their_slots() -> None:
+    clock = Clock()
+    drafter = engine(FakeModel(slots=4), clock=clock, faults=FaultPolicy(session_lease_s=60))
+    step(drafter, [opening("a", [1])], target="lost")
+    clock.now += 40
+    step(drafter, [opening("b", [1])], target="there")
+    drafter.idle(1e9)
+    assert drafter.stats()["sessions"] == 2
+    clock.now += 30
+    drafter.idle(1e9)
+    drafter.check_integrity()
+    assert (drafter.stats()["sessions"], drafter.stats()["evicted"]) == (1, 1)
+    assert step(drafter, [Commit("b", 0, 2, [2], 1)], target="there").drafts[0].reason == ""
+
+
 def test_context_full_is_for_that_session_only() -> None:
     drafter = engine(FakeModel(context=16))
     assert reason(drafter, opening("long", [1] * 13, 4)) == CONTEXT_FULL
