@@ -100,6 +100,19 @@ def replay(trails: Iterable[Trail], most: int) -> Rounds:
     return Rounds(most, tuple(verifying), tuple(tested), tuple(right), committed)
 
 
+def share_error(pairs: Sequence[tuple[float, float]]) -> float:
+    """Standard error of ``sum(hits) / sum(tries)`` over answers of (hits, tries): tokens of one answer are not independent.
+
+    The ratio estimator's (Cochran 1977, "Sampling Techniques", section 6.3). 1 where there are too few answers to say.
+    """
+    tries, n = sum(each for _, each in pairs), len(pairs)
+    if n < 2 or not tries:
+        return 1.0
+    share = sum(hits for hits, _ in pairs) / tries
+    squares = sum((hits - share * each) ** 2 for hits, each in pairs)
+    return float((n / (n - 1) * squares) ** 0.5 / tries)
+
+
 def runs_of(matches: Sequence[bool]) -> str:
     """For every point the number of right guesses in a row from it on, at most :data:`DEPTH`: digits for :attr:`Trail.right`.
 

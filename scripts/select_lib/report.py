@@ -67,11 +67,13 @@ def trial_words(row: Row, trial: Trial) -> str:
     )
     if trial.difference is None or trial.acceptance is None or trial.predicted_acceptance is None:
         return words + " Nothing was drafted, so there is no acceptance to compare."
-    verdict = (
-        f"within {100 * AGREE:.0f} points"
-        if trial.agrees
-        else f"MORE THAN {100 * AGREE:.0f} POINTS: do not trust the acceptance of this run"
-    )
+    limit, differs = f"{100 * AGREE:.0f}", abs(trial.difference)
+    if trial.agrees:
+        verdict = f"within {limit} points"
+    elif differs <= trial.noise:
+        verdict = f"MORE THAN {limit} POINTS, though no more than so few answers scatter (±{100 * trial.noise:.1f}): raise --count"
+    else:
+        verdict = f"MORE THAN {limit} POINTS: do not trust the acceptance of this run"
     return words + (
         f" Acceptance counted by the running system {trial.acceptance:.3f}, measured {trial.predicted_acceptance:.3f}: "
         f"{100 * trial.difference:+.1f} points, {verdict}."
@@ -233,6 +235,7 @@ def as_dict(row: Row) -> dict[str, Any]:
                 "acceptance": trial.acceptance,
                 "difference": trial.difference,
                 "agrees": trial.agrees,
+                "noise": trial.noise,
                 "measured": dict(trial.measured),
             }
             for trial in row.trials

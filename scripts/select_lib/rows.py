@@ -10,7 +10,7 @@ import msgspec
 
 from hw.onnx.checkpoint import CONDITIONED
 from scripts.select_lib import predict
-from scripts.select_lib.acceptance import DEPTH, Rounds, Trail, replay, runner_shares
+from scripts.select_lib.acceptance import DEPTH, Rounds, Trail, replay, runner_shares, share_error
 from scripts.select_lib.answers import GREEDY, Answers
 from scripts.select_lib.candidates import Candidate
 from scripts.select_lib.measure import ALL, OWN
@@ -32,6 +32,13 @@ class Trial:
     predicted_plain_per_s: float
     predicted_acceptance: float | None
     measured: Mapping[str, Any]
+    error: float = 0.0  # standard error of the acceptance that was measured, over answers
+
+    @property
+    def noise(self) -> float:
+        """Half of the 95 % interval of :attr:`difference`, over answers: the two texts differ where bfloat16 ties."""
+        counted = share_error([(hits, tries) for hits, tries in self.measured.get("by_request", [])])
+        return 1.96 * float((counted**2 + self.error**2) ** 0.5)
 
     @property
     def acceptance(self) -> float | None:
@@ -192,6 +199,7 @@ class Row:
             written / (reading_s + (written - len(answers.greedy)) / self.plain(1)),
             rounds.acceptance,
             measured,
+            share_error([(sum(r.right), r.drafted) for r in (replay([t], tokens) for t in self.trails(GREEDY))]),
         )
 
     # --- what pays ------------------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ def run(candidate: Candidate, mode: str, tokens: int, options: Options, logs: An
     """Greedy answers to the run's prompts, one at a time, in turn with plain decoding on the same engine.
 
     Figures: ``tokens_per_s`` and ``plain_per_s`` (medians of the turns), ``drafted`` and ``accepted`` tokens, ``committed`` tokens
-    and ``steps`` of the turns with drafts, ``overhead_ms`` (median of a round), ``other_load`` just before. Raises ``RuntimeError``.
+    and ``steps`` of the turns with drafts, ``by_request`` its accepted and drafted tokens, ``kv`` what the draft did with the target's, ``overhead_ms`` (median of a round), ``other_load`` just before. Raises ``RuntimeError``.
     """
     cores = settings.Cores.split(os.sched_getaffinity(0))
     engine = engine_of(candidate, mode, tokens, options, cores)
@@ -94,5 +94,10 @@ def figures(drafting: Sequence[Sample], plain: Sequence[Sample]) -> dict[str, An
         "committed": committed,
         "steps": committed - accepted,
         "overhead_ms": overhead,
+        "by_request": [[request.accepted, request.drafted] for request in requests],
+        "kv": {
+            name: int(sum(sample.draft_stats.get(name, 0.0) for sample in drafting))
+            for name in sorted({name for sample in drafting for name in sample.draft_stats if name.startswith("kv_")})
+        },
         "without_draft": {name: count for name, count in misses.items() if count},
     }

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from deployments.chain.protocol import Sampling
 from hw.onnx.conditioned import ConditionedModel
-from scripts.select_lib.acceptance import DEPTH, Trail, replay, runner_shares, runs_of
+from scripts.select_lib.acceptance import DEPTH, Trail, replay, runner_shares, runs_of, share_error
 from scripts.select_lib.followers import ConditionedFollower, LookupFollower, ModelFollower
 from tests.conditioned import Random, Sizes
 
@@ -170,3 +170,16 @@ def test_without_drafts_there_is_no_acceptance() -> None:
     assert rounds.shares() == [1.0, 0.0, 0.0, 0.0]
     with pytest.raises(ValueError, match="1 to 8"):
         replay([], DEPTH + 1)
+
+
+def test_the_error_of_a_share_is_that_of_answers_drawn_again() -> None:
+    dice = np.random.default_rng(5)
+
+    def drawn() -> list[tuple[float, float]]:
+        tries = dice.integers(20, 60, 40)
+        return [(float(dice.binomial(n, p)), float(n)) for n, p in zip(tries, dice.uniform(0.4, 0.9, 40), strict=True)]
+
+    shares = [sum(hits for hits, _ in pairs) / sum(n for _, n in pairs) for pairs in (drawn() for _ in range(800))]
+    assert np.mean([share_error(drawn()) for _ in range(50)]) == pytest.approx(np.std(shares), rel=0.1)
+    assert share_error([(1, 2)]) == 1.0
+    assert share_error([]) == 1.0

@@ -213,13 +213,16 @@ def test_acceptance_that_is_counted_is_compared_with_what_was_measured(models: P
     good = found(models, fake)[0]
     own = good.rounds("greedy", 3).acceptance
     assert own is not None
-    counted = {"tokens_per_s": 1.0, "plain_per_s": 1.0, "drafted": 1000}
+    counted = {"tokens_per_s": 1.0, "plain_per_s": 1.0, "drafted": 1000, "by_request": [[50, 100]] * 10}
     same = good.trial(trial.OVERLAPPED, 3, counted | {"accepted": round(1000 * own - 15)})
     assert same.agrees
     assert "-1.5 points, within 2 points" in report.trial_words(good, same)
     other = good.trial(trial.OVERLAPPED, 3, counted | {"accepted": round(1000 * own - 25)})
     assert not other.agrees
-    assert "-2.5 points, MORE THAN 2 POINTS" in report.trial_words(good, other)
+    assert "-2.5 points, MORE THAN 2 POINTS: do not trust" in report.trial_words(good, other)
+    scattered = replace(other, measured={**other.measured, "by_request": [[90, 100], [10, 100]]})
+    assert not scattered.agrees
+    assert "though no more than so few answers scatter" in report.trial_words(good, scattered)
 
 
 def test_low_acceptance_says_what_the_measured_costs_make_of_it(models: Path, fake: type[FakeChild]) -> None:
