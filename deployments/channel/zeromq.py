@@ -44,6 +44,8 @@ class ZmqChannel:
         socket.setsockopt(zmq.IMMEDIATE, 1)  # a peer that is away makes post() fail at once instead of queueing
         socket.setsockopt(zmq.RECONNECT_IVL, 50)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        # where nothing answers, TCP asks again after ever longer times; a link that is back would not be noticed for as long
+        socket.setsockopt(zmq.CONNECT_TIMEOUT, int(3000 * faults.heartbeat_s))
         socket.curve_publickey = keys.public.encode()
         socket.curve_secretkey = keys.secret.encode()
         socket.curve_serverkey = endpoint.server_key.encode()
