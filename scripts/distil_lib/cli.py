@@ -178,7 +178,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.print("[yellow]interrupted: what is there is kept; the same command goes on from here[/]")
         return 130
     except (ShardError, CheckpointError, CheckpointMismatch, BuildError, ValueError, OSError) as error:
-        console.print(f"scripts/distil: {error}", style="red", markup=False, highlight=False)
+        console.print(f"scripts/distil: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         return 1
     return 0
 

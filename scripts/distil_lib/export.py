@@ -64,7 +64,9 @@ def compare(
         logits, out = session.run(["logits", "features_out"], {**feeds, **past})
         device = head.device
         past_steps: list[list[KV]] = [[] for _ in draft.layers]
-        wanted = draft.step(torch.from_numpy(ids)[None].to(device), torch.from_numpy(features).to(device), past_steps)[0]
+        wanted = draft.step(torch.from_numpy(ids)[None].to(device), torch.from_numpy(features).to(device), past_steps)[
+            0
+        ]
         given = torch.from_numpy(out[0]).to(device)
         apart.append(((given - wanted).norm(dim=-1) / wanted.norm(dim=-1)).cpu().numpy())
         same += int(((given @ head.T).argmax(-1) == (wanted @ head.T).argmax(-1)).sum()) - 1
