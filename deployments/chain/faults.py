@@ -54,7 +54,9 @@ class FaultPolicy:
     rule_match_s: float = 0.02  # for matching one rule; a pattern that backtracks without end is given up
     # --- validators -----------------------------------------------------------------------------------------------
     validator_limit_s: float = 1.0  # one validator on one text; after it its process is killed and the tag is unknown
-    validator_start_s: float = 30.0  # a validator process starts and imports the operator's functions
+    validator_start_s: float = (
+        120.0  # a validator process starts and imports the operator's functions, beside engines that start
+    )
     validator_reclaim_s: float = 5.0  # a job taken from a stream and not answered for so long is another worker's
     validator_reply_s: float = 60.0  # after it nobody waits for a job in Redis, and answers nobody fetched expire
     # --- start and stop -------------------------------------------------------------------------------------------

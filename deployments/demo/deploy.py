@@ -98,7 +98,10 @@ def cause(message: str) -> str:
 def engine_cause(logs: Path) -> str | None:
     """The exception that an engine process logged when it could not start; None while there is none."""
     for file in sorted(logs.glob("worker-*.out"), reverse=True):
-        text = file.read_text(errors="replace")
+        try:
+            text = file.read_text(errors="replace")
+        except FileNotFoundError:  # Ray has given the worker's log another name
+            continue
         if ENGINE_FAILED not in text:
             continue
         for line in reversed(text.splitlines()):

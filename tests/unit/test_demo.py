@@ -59,6 +59,8 @@ def test_engine_cause_is_read_from_the_log(tmp_path: Path) -> None:
         "(EngineCore pid=1) ERROR 11-30 08:10:00 [core.py:1] ValueError: No memory for x\n(EngineCore pid=1) bye\n"
     )
     assert engine_cause(tmp_path) == "No memory for x"
+    (tmp_path / "worker-2.out").symlink_to(tmp_path / "renamed-meanwhile")
+    assert engine_cause(tmp_path) == "No memory for x"
 
 
 def test_answer_is_shown_with_its_figures() -> None:
