@@ -7,6 +7,7 @@ HASS (Zhang et al. 2024) in being trained on its own outputs.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Self
@@ -117,7 +118,7 @@ class Layer(nn.Module):
         return mixed
 
 
-class Draft(nn.Module):
+class Draft(nn.Module, ABC):
     """What training and measuring need of a draft: output features, and a head that makes logits of them.
 
     ``head`` ``[head_size, hidden]`` is the target's, cut to the tokens ``head_ids`` int64 ``[head_size]``, ascending; it is not
@@ -127,10 +128,10 @@ class Draft(nn.Module):
     head: torch.Tensor
     head_ids: torch.Tensor
 
+    @abstractmethod
     def unroll(self, ids: torch.Tensor, features: torch.Tensor, steps: int) -> list[torch.Tensor]:
         """Output features ``[B, S, hidden]`` of each step of a multi-step pass over ``ids`` int64 ``[B, S]``; ``features`` are the
         target's of these positions. Step s has at t what a chain that left the target's features at t - s gives there."""
-        raise NotImplementedError
 
     def logits(self, outputs: torch.Tensor) -> torch.Tensor:
         """Over the cut head: ``[..., head_size]``."""
